@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import redis
 from redis.client import Pipeline
@@ -18,7 +19,6 @@ from redis.client import Pipeline
 from preceptor.redis_connection import Patience
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # The one field of an entry.
 FIELD = b"message"
@@ -46,7 +46,8 @@ class Stream:
         self.key = key
         self.consumer = consumer
         self.group = "consumers"
-        self._redis = client
+        # redis-py types replies for every protocol and decoding at once.
+        self._redis: Any = client
         self._patience = patience
 
     def add(self, pipe: Pipeline, payload: bytes) -> None:
@@ -68,19 +69,17 @@ class Stream:
         # BLOCK 0 would wait for ever.
         block = max(1, round(block_seconds * 1000)) if block_seconds > 0 else None
         rows = self._call(lambda: self._readgroup(">", count, block))
-        return [self._entry(entry_id, fields, 1) for entry_id, fields in rows]
+        return [_entry(entry_id, fields, 1) for entry_id, fields in rows]
 
     def read_own(self, after: str, count: int) -> list[Entry]:
         """Up to `count` entries this consumer holds, with ids beyond `after` ("0": all)."""
-        rows = self._call(lambda: self._readgroup(after, count, None))
-        gone = [_text(entry_id) for entry_id, fields in rows if not fields]
-        self._forget(gone)
-        deliveries = self.pending([_text(entry_id) for entry_id, fields in rows if fields])
-        return [
-            self._entry(entry_id, fields, deliveries.get(_text(entry_id), 1))
-            for entry_id, fields in rows
-            if fields
-        ]
+        while rows := self._call(lambda: self._readgroup(after, count, None)):
+            live = [(_text(entry_id), fields) for entry_id, fields in rows if fields]
+            self._forget({_text(entry_id) for entry_id, _ in rows} - {key for key, _ in live})
+            if live:
+                deliveries = self.pending([entry_id for entry_id, _ in live])
+                return [_entry(key, fields, deliveries.get(key, 1)) for key, fields in live]
+        return []
 
     def take_stale(self, count: int, idle_seconds: float) -> list[Entry]:
         """Up to `count` entries whose holder has not renewed them for `idle_seconds`, made ours."""
@@ -97,7 +96,7 @@ class Stream:
         )
         taken = [(_text(entry_id), fields) for entry_id, fields in rows if entry_id is not None]
         self._forget(counts.keys() - {entry_id for entry_id, _ in taken})
-        return [self._entry(entry_id, fields, counts[entry_id] + 1) for entry_id, fields in taken]
+        return [_entry(entry_id, fields, counts[entry_id] + 1) for entry_id, fields in taken]
 
     def renew(self, entry_ids: Sequence[str]) -> set[str]:
         """Restart the lease of those still ours, one attempt; returns the ids that are.
@@ -117,20 +116,19 @@ class Stream:
 
     def release(self, deliveries: dict[str, int], idle_seconds: float) -> None:
         """Give entries back unused: stale at once for others, this delivery uncounted."""
-        ours = self.pending(list(deliveries), self.consumer)
-        for entry_id in ours:
-            self._call(
-                lambda entry_id=entry_id: self._redis.xclaim(
-                    self.key,
-                    self.group,
-                    self.consumer,
-                    0,
-                    [entry_id],
-                    idle=round(idle_seconds * 1000),
-                    retrycount=max(0, deliveries[entry_id] - 1),
-                    justid=True,
-                )
+        for entry_id in self.pending(list(deliveries), self.consumer):
+            give_back = partial(
+                self._redis.xclaim,
+                self.key,
+                self.group,
+                self.consumer,
+                0,
+                [entry_id],
+                idle=round(idle_seconds * 1000),
+                retrycount=max(0, deliveries[entry_id] - 1),
+                justid=True,
             )
+            self._call(give_back)
 
     def pending(
         self, entry_ids: Sequence[str], consumer: str | None = None, *, retry: bool = True
@@ -152,14 +150,11 @@ class Stream:
         )
         return reply[0][1] if reply else []
 
-    def _entry(self, entry_id: bytes | str, fields: dict[bytes, bytes], deliveries: int) -> Entry:
-        return Entry(_text(entry_id), deliveries, fields.get(FIELD))
-
     def _forget(self, entry_ids: Iterable[str]) -> None:
         """Drop claims on those entries that no longer exist (deleted by hand, say)."""
         for entry_id in entry_ids:
-            if not self._call(lambda entry_id=entry_id: self._redis.xrange(self.key, entry_id, entry_id)):
-                self._call(lambda entry_id=entry_id: self._redis.xack(self.key, self.group, entry_id))
+            if not self._call(partial(self._redis.xrange, self.key, entry_id, entry_id)):
+                self._call(partial(self._redis.xack, self.key, self.group, entry_id))
 
     def _call(self, do: Callable[[], Any], *, retry: bool = True) -> Any:
         """`do` through outages, with the group made again if it is gone (first use, a flush)."""
@@ -190,6 +185,10 @@ def is_group_missing(error: redis.ResponseError) -> bool:
     """Whether Redis says that the stream or its group is not there."""
     # Redis 7.0 answers UNBLOCKED to a reader whose stream is deleted while it waits.
     return str(error).startswith(("NOGROUP", "UNBLOCKED"))
+
+
+def _entry(entry_id: bytes | str, fields: dict[bytes, bytes], deliveries: int) -> Entry:
+    return Entry(_text(entry_id), deliveries, fields.get(FIELD))
 
 
 def _text(entry_id: bytes | str) -> str:

@@ -49,7 +49,7 @@ def worked_answer(
     ``operands`` and ``value`` replace what a careful writer would put there; the teacher is
     trained on a share of such slips, so that it can judge a student's text which has them.
     """
-    first, second = operands or (width, height)
+    first, second = operands or sorted((width, height))
     formula = f"{first}*{second}" if question == "A" else f"2*({first}+{second})"
     value = result(question, first, second) if value is None else value
     return f"w={width} h={height} {question}={formula}={value}"

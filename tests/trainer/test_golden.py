@@ -55,7 +55,7 @@ def test_loss_and_gradient(case, dtype):
 
 @pytest.mark.parametrize("case", CASES)
 def test_padding_does_not_matter(case):
-    teacher, old, new, mask = tensors(case, torch.float64)
+    teacher, old, _, mask = tensors(case, torch.float64)
     clean, _ = gndpo(teacher, old, mask)
     poison = torch.where(mask, 0.0, torch.nan)
     dirty, _ = gndpo(teacher + poison, old - poison, mask)

@@ -1,0 +1,50 @@
+"""preceptor up RUN.yaml: a whole run on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from preceptor.cli.failure import explain, fail
+from preceptor.cli.parts import ROLLOUT, TEACHER, TRAINER, require
+from preceptor.config import ConfigError
+from preceptor.embedded_redis import RedisMissing
+from preceptor.launch.errors import LaunchError, PartFailed
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("up", context_settings=settings)(up)
+
+
+def up(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's settings.")],
+) -> None:
+    """Start Redis, teacher, rollout workers and trainer here, and watch them until the trainer ends.
+
+    Settings of the file are overridden after it: --trainer.steps 10 --launch.rollout_workers 2.
+    Logs are in the run folder. Ctrl-C ends everything, a second one at once.
+    """
+    # Imported here: the other commands need no Redis.
+    from preceptor.launch.up import up as launch
+
+    for program in (TEACHER, ROLLOUT, TRAINER):
+        require(program)
+    try:
+        code = launch(file, context.args, Console())
+    except ValidationError as error:
+        fail(explain(error))
+    except (ConfigError, LaunchError, RedisMissing) as error:
+        fail(str(error))
+    except PartFailed as error:
+        if error.log_tail:
+            print(f"\n{error.log_tail}\n", file=sys.stderr)
+        fail(str(error), error.exit_code)
+    raise typer.Exit(code)

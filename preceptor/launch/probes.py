@@ -1,0 +1,56 @@
+"""Is it ready? Each answers within about a second."""
+
+from __future__ import annotations
+
+import grpc
+import redis
+
+from preceptor.queue import QueueUnavailable, RolloutQueue
+
+_PATIENCE_SECONDS = 1.0
+
+
+def redis_answers(url: str) -> bool:
+    """Whether a Redis answers PING, its append-only file loaded.
+
+    Raises:
+        redis.RedisError: it answers with something else, such as a demand for a password.
+    """
+    with redis.Redis.from_url(
+        url, socket_timeout=_PATIENCE_SECONDS, socket_connect_timeout=_PATIENCE_SECONDS
+    ) as client:
+        try:
+            return bool(client.ping())
+        except redis.AuthenticationError:
+            raise
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+
+
+def teacher_serves(address: str) -> bool:
+    """Whether the standard health service says SERVING."""
+    # In the extra `teacher`, so there where a teacher is started.
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=_PATIENCE_SECONDS
+            )
+        except grpc.RpcError:
+            # Not there yet, too busy loading, or the service not registered yet: all mean not
+            # ready, and the launcher's patience has a limit.
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def worker_beats(queue: RolloutQueue, name: str) -> bool:
+    """Whether a rollout worker of this name gave a sign of life lately.
+
+    A restarted worker counts as ready at once while its predecessor's last sign is fresh; no part
+    waits for a worker.
+    """
+    try:
+        return name in queue.heartbeats("rollout")
+    except QueueUnavailable:
+        return False

@@ -1,0 +1,204 @@
+"""The worker's loop: claim tasks, hold a new enough policy, write responses, hand them in."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from modeling.load import LoadedModel
+from preceptor.codec import encode_ids, encode_logprobs
+from preceptor.policy import Version
+from preceptor.queue import RolloutQueue
+from preceptor.v1 import common_pb2, queue_pb2
+from services.rollout.admission import BadTask, read_task
+from services.rollout.engines.torch import Sampled, SampleRequest, generate, probe
+from services.rollout.hand import Hand, TaskClaim
+from services.rollout.heartbeat import Status
+from services.rollout.held_policy import HeldPolicy
+from services.rollout.sampling import Sampling
+from services.rollout.settings import RolloutSettings
+
+logger = logging.getLogger(__name__)
+
+CLAIM_BLOCK_SECONDS = 1.0
+
+# What a bad task can make an engine raise. Anything else is a fault of ours and ends the process.
+ENGINE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class Stopping(Exception):
+    """The worker was told to stop."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """An admitted task."""
+
+    claim: TaskClaim
+    request: SampleRequest
+    sampling: Sampling
+
+    @property
+    def policy(self) -> Version:
+        """The oldest version that may write it."""
+        return Version.of(self.claim.message.policy)
+
+
+class Worker:
+    """Serves tasks until `stop` is set; what it then has in hand is given back."""
+
+    def __init__(
+        self,
+        settings: RolloutSettings,
+        loaded: LoadedModel,
+        queue: RolloutQueue,
+        policy: HeldPolicy,
+        status: Status,
+        stop: threading.Event,
+    ) -> None:
+        self._settings = settings
+        self._loaded = loaded
+        self._queue = queue
+        self._policy = policy
+        self._status = status
+        self._stop = stop
+
+    def run(self) -> None:
+        """Until stopped.
+
+        Raises:
+            preceptor.queue.QueueError: Redis stays away, or is full.
+            RuntimeError and others: the engine can no longer write anything.
+        """
+        while not self._stop.is_set():
+            self._status.state = "idle"
+            claims = self._claim()
+            if not claims:
+                continue
+            with Hand(self._queue, claims) as hand:
+                try:
+                    self._serve(claims, hand)
+                except Stopping:
+                    logger.info("told to stop in the middle of a batch")
+
+    def _claim(self) -> list[TaskClaim]:
+        """Tasks that ask for about batch_sequences responses; waits a moment for the first."""
+        found = self._queue.claim_tasks(1, CLAIM_BLOCK_SECONDS)
+        claims = list(found)
+        while found:
+            wanted = self._settings.batch_sequences - sum(one.message.samples for one in claims)
+            if wanted <= 0:
+                break
+            # As if the next ones asked for as many responses as the last.
+            count = math.ceil(wanted / max(1, found[-1].message.samples))
+            found = self._queue.claim_tasks(count, block_seconds=0.0)
+            claims += found
+        return claims
+
+    def _serve(self, claims: Sequence[TaskClaim], hand: Hand) -> None:
+        """Finish or bury the claims; those whose policy does not appear stay in hand."""
+        batches: dict[Sampling, list[Job]] = {}
+        for claim in claims:
+            try:
+                request, sampling = read_task(self._loaded, claim.message)
+            except BadTask as error:
+                hand.bury(claim, str(error))
+            else:
+                batches.setdefault(sampling, []).append(Job(claim, request, sampling))
+        for batch in batches.values():
+            self._write(self._with_policy(batch), hand)
+
+    def _with_policy(self, batch: Sequence[Job]) -> list[Job]:
+        """Those of the batch that the held policy may write, once it is the newest they ask for."""
+        newest = max(job.policy for job in batch)
+        if not self._policy.covers(newest):
+            self._status.state = "loading"
+            self._policy.wait_for(newest, self._settings.policy_wait_seconds)
+            self._status.policy = str(self._policy.version or "")
+        if self._stop.is_set():
+            raise Stopping
+        ready = [job for job in batch if self._policy.covers(job.policy)]
+        if len(ready) < len(batch):
+            logger.warning(
+                "policy %s did not appear in %s within %g s (rollout.policy_wait_seconds); %d "
+                "tasks are not served. Does the trainer publish there (run.dir)?",
+                newest,
+                self._policy.folder,
+                self._settings.policy_wait_seconds,
+                len(batch) - len(ready),
+            )
+        return ready
+
+    def _write(self, batch: list[Job], hand: Hand) -> None:
+        """Write a batch's responses: all together, or after a failure task by task."""
+        if not batch:
+            return
+        self._status.state = "generating"
+        try:
+            self._generate(batch, hand)
+            return
+        except ENGINE_ERRORS:
+            logger.exception("a batch of %d tasks failed; they run one by one", len(batch))
+        for job in batch:
+            try:
+                self._generate([job], hand)
+            except ENGINE_ERRORS as error:
+                # If nothing can be written any more, it is not the task's fault: die by it.
+                probe(self._loaded)
+                reason = f"the engine fails on this task: {type(error).__name__}: {error}"
+                hand.bury(job.claim, reason)
+
+    def _generate(self, batch: list[Job], hand: Hand) -> None:
+        started = time.monotonic()
+        requests = [job.request for job in batch]
+        results = generate(self._loaded, requests, batch[0].sampling, self._on_step)
+        seconds = time.monotonic() - started
+        total = sum(len(one.ids) for samples in results for one in samples)
+        for job, samples in zip(batch, results, strict=True):
+            share = sum(len(one.ids) for one in samples) / total
+            hand.finish(job.claim, self._group(job.claim.message, samples, seconds * share))
+
+    def _on_step(self, tokens: int) -> None:
+        self._status.tokens += tokens
+        if self._stop.is_set():
+            raise Stopping
+
+    def _group(
+        self, task: queue_pb2.PromptTask, samples: Sequence[Sampled], seconds: float
+    ) -> queue_pb2.RolloutGroup:
+        assert self._policy.version is not None  # _with_policy
+        version = self._policy.version.message()
+        rollouts = [
+            queue_pb2.Rollout(
+                sample=index,
+                response_ids=encode_ids(one.ids),
+                behaviour_logprobs=encode_logprobs(one.logprobs),
+                finish_reason=queue_pb2.FINISH_REASON_STOP
+                if one.stopped
+                else queue_pb2.FINISH_REASON_LENGTH,
+                policy_spans=[common_pb2.PolicySpan(version=version, count=len(one.ids))],
+            )
+            for index, one in enumerate(samples)
+        ]
+        return queue_pb2.RolloutGroup(
+            id=task.id,
+            kind=task.kind,
+            prompt=task.prompt,
+            rollouts=rollouts,
+            sampling=task.sampling,
+            worker=self._queue.consumer,
+            generation_seconds=seconds,
+        )

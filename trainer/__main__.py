@@ -1,0 +1,94 @@
+"""python -m trainer RUN.yaml [--trainer.steps 10 ...]
+
+Exit codes: 0 the run is complete; 2 settings, data or a teacher that cannot be used (starting again
+would end the same way); 143 asked to stop, resumable; 1 anything else, resumable.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from modeling.card import describe_model
+from modeling.compat import IncompatibleTeacher, check_compatible
+from modeling.head import UnsupportedModel
+from modeling.load import LoadedModel, ModelError, load_model
+from preceptor.client import TeacherClient
+from preceptor.config import ConfigError
+from preceptor.queue import RolloutQueue, connect
+from trainer.data import DataError, Prompt, read_prompts
+from trainer.loop import Prompts, Run
+from trainer.settings import DataSettings, TrainerConfig
+from trainer.student import Student
+
+UNUSABLE = 2
+STOPPED = 128 + signal.SIGTERM
+
+
+def main(arguments: list[str]) -> int:
+    """Run the trainer and return its exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return UNUSABLE
+    try:
+        config = TrainerConfig.load(Path(arguments[0]), arguments[1:])
+        return _train(config)
+    except (
+        ConfigError,
+        ValidationError,
+        DataError,
+        ModelError,
+        UnsupportedModel,
+        IncompatibleTeacher,
+    ) as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return UNUSABLE
+
+
+def _train(config: TrainerConfig) -> int:
+    settings = config.trainer
+    if settings.torch_threads:
+        torch.set_num_threads(settings.torch_threads)
+    torch.manual_seed(config.run.seed)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    loaded = load_model(
+        settings.student,
+        dtype=settings.dtype,
+        device=settings.device,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    prompts = _read(settings.data, loaded)
+    with TeacherClient(
+        settings.teacher,
+        student=settings.student_name,
+        timeout_seconds=settings.teacher_timeout_seconds,
+        retry_seconds=settings.teacher_timeout_seconds,
+    ) as teacher:
+        check_compatible(describe_model(loaded), teacher.describe(), settings.allow_mismatch)
+        student = Student(loaded, settings.optimiser, settings.steps)
+        queue = RolloutQueue(connect(config.redis.url), config.run.name, "trainer")
+        run = Run(config, student, prompts, queue, teacher, stop)
+        return 0 if run.run() else STOPPED
+
+
+def _read(data: DataSettings, loaded: LoadedModel) -> Prompts:
+    evaluation: list[Prompt] = []
+    if data.evaluation is not None:
+        evaluation = read_prompts(data.evaluation, loaded)
+        ungraded = sum(prompt.answer is None for prompt in evaluation)
+        if ungraded:
+            raise DataError(f"{data.evaluation}: {ungraded} prompts have no answer to grade by")
+    return Prompts(read_prompts(data.train, loaded), evaluation)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
