@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
     """Explicit limits on both directions, keepalive, quick reconnection.
 
     gRPC's own defaults are 4 MiB for what is received and nothing for what is sent.
@@ -20,6 +20,8 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
+        # A name with several addresses is several replicas; by default gRPC picks one and stays.
+        ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
         # Retries are ours: one budget, and pushback honoured.
         ("grpc.enable_retries", 0),
     ]

@@ -99,7 +99,7 @@ class RolloutQueue:
         self._groups = Stream(client, self._patience, self._key("groups"), TRAINER)
         self._held: set[str] = set()
         self._own_cursor: str | None = "0"
-        self._outages_seen = 0
+        self._failures_seen = 0
 
     # The trainer's side.
 
@@ -266,8 +266,8 @@ class RolloutQueue:
 
     def _lost_groups(self, count: int) -> list[Entry]:
         """Groups claimed under our name that this process does not know."""
-        if self._patience.outages != self._outages_seen:
-            self._outages_seen = self._patience.outages
+        if self._patience.failures != self._failures_seen:
+            self._failures_seen = self._patience.failures
             self._own_cursor = "0"
         lost: list[Entry] = []
         while self._own_cursor is not None and not lost:

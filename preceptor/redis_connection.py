@@ -81,11 +81,12 @@ class Patience:
     idempotent or can only duplicate an entry, and duplicates are dropped by id.
 
     Attributes:
-        outages: how many were seen so far. A reader compares it to learn that a reply may be lost.
+        failures: calls that got no answer so far. A reader compares it to learn that a reply may
+            have been lost.
     """
 
     def __init__(self, client: redis.Redis, retry_seconds: float) -> None:
-        self.outages = 0
+        self.failures = 0
         self._address = address_of(client)
         self._retry_seconds = retry_seconds
         self._down_since: float | None = None
@@ -114,7 +115,7 @@ class Patience:
                     f"Redis at {self._address} refused the credentials ({error}); check redis.url"
                 ) from error
             except (redis.ConnectionError, redis.TimeoutError) as error:
-                self._note_outage(error)
+                self.failures += 1
                 wait = full_jitter(attempt, _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
                 if time.monotonic() + wait >= give_up_at:
                     raise QueueUnavailable(
@@ -122,6 +123,7 @@ class Patience:
                         f"{self._retry_seconds if retry else 0:g} s ({error}); check that it runs "
                         "and redis.url, or raise retry_seconds"
                     ) from error
+                self._note_outage(error)
                 time.sleep(wait)
                 attempt += 1
             else:
@@ -133,7 +135,6 @@ class Patience:
             if self._down_since is not None:
                 return
             self._down_since = time.monotonic()
-            self.outages += 1
         logger.warning(
             "Redis at %s is away (%s); waiting up to %g s for it",
             self._address,

@@ -54,8 +54,8 @@ def main(arguments: list[str]) -> int:
 
 def _train(config: TrainerConfig) -> int:
     settings = config.trainer
-    if settings.torch_threads:
-        torch.set_num_threads(settings.torch_threads)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
     torch.manual_seed(config.run.seed)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

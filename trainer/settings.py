@@ -167,7 +167,7 @@ class TrainerSettings(Section):
     device: str = "cpu"
     """A torch device."""
 
-    torch_threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0)
     """Threads torch computes with; 0 leaves its default."""
 
     trust_remote_code: bool = False

@@ -30,7 +30,7 @@ class Size:
     text_layers: int
 
 
-TEACHER = Size(vision_width=128, vision_layers=2, text_width=96, text_layers=3)
+TEACHER = Size(vision_width=64, vision_layers=3, text_width=96, text_layers=2)
 STUDENT = Size(vision_width=64, vision_layers=2, text_width=64, text_layers=2)
 
 

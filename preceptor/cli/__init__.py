@@ -27,9 +27,7 @@ def _show_version(wanted: bool) -> None:
 def _main(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Show the version.", callback=_show_version, is_eager=True
-        ),
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     pass

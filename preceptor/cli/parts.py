@@ -66,8 +66,7 @@ def require(program: Program) -> None:
     missing = [name for name in program.imports if find_spec(name) is None]
     if missing:
         fail(
-            f"{program.module} needs {', '.join(missing)}: "
-            f"pip install 'preceptor[{program.extra}]'"
+            f"{program.module} needs {', '.join(missing)}: pip install 'preceptor[{program.extra}]'"
         )
 
 

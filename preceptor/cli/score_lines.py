@@ -68,7 +68,7 @@ def scored(item: Item, results: Sequence[Score | TeacherRefusal]) -> tuple[dict[
 
 def refused(bad: BadLine) -> dict[str, Any]:
     """The line to write for a bad one, so that lines out match lines in."""
-    return {"id": bad.line, "error": bad.error}
+    return {"line": bad.line, "error": bad.error}
 
 
 def _read(line: bytes, number: int, end: int, folder: Path) -> Item:
@@ -86,9 +86,7 @@ def _read(line: bytes, number: int, end: int, folder: Path) -> Item:
     if "responses" in row:
         if not isinstance(row["responses"], list) or not row["responses"]:
             raise _LineError('"responses" is no list of lists of ids')
-        responses = [
-            _ids(one, f"responses[{index}]") for index, one in enumerate(row["responses"])
-        ]
+        responses = [_ids(one, f"responses[{index}]") for index, one in enumerate(row["responses"])]
     else:
         responses = [_ids(row["response_ids"], "response_ids")]
     images = [_image(folder, name) for name in row.get("images", [])]

@@ -27,7 +27,7 @@ def up(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's settings.")],
 ) -> None:
-    """Start Redis, teacher, rollout workers and trainer here, and watch them until the trainer ends.
+    """Start a whole run here (Redis, teacher, rollout workers, trainer) and watch it to its end.
 
     Settings of the file are overridden after it: --trainer.steps 10 --launch.rollout_workers 2.
     Logs are in the run folder. Ctrl-C ends everything, a second one at once.

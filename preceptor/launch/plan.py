@@ -106,9 +106,7 @@ def _module(name: str, file: Path) -> list[str]:
     return [sys.executable, "-m", name, str(file)]
 
 
-def _fixed_settings(
-    config: LaunchConfig, redis_url: str, teacher_address: str
-) -> dict[str, str]:
+def _fixed_settings(config: LaunchConfig, redis_url: str, teacher_address: str) -> dict[str, str]:
     fixed = {}
     if config.launch.redis:
         fixed[variable("redis", "url")] = redis_url

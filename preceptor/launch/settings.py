@@ -45,4 +45,4 @@ class LaunchSettings(Section):
 class LaunchConfig(RunConfig):
     """RUN.yaml as `preceptor up` reads it."""
 
-    launch: LaunchSettings = LaunchSettings()
+    launch: LaunchSettings = LaunchSettings()  # type: ignore[assignment]

@@ -90,9 +90,7 @@ class Supervisor:
 
     def _may_start(self, child: Child) -> bool:
         needs = [self._by_name[name] for name in child.part.needs]
-        return time.monotonic() >= child.due_at and all(
-            need.state is State.READY for need in needs
-        )
+        return time.monotonic() >= child.due_at and all(need.state is State.READY for need in needs)
 
     def _probe(self) -> None:
         now = time.monotonic()

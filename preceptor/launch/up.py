@@ -135,6 +135,9 @@ class _ConsoleHandler(logging.Handler):
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         style = "yellow" if record.levelno >= logging.WARNING else None
         self._console.print(
-            f"{stamp} {record.getMessage()}", style=style, markup=False, highlight=False,
+            f"{stamp} {record.getMessage()}",
+            style=style,
+            markup=False,
+            highlight=False,
             soft_wrap=True,
         )

@@ -30,6 +30,7 @@ def test_it_keeps_its_data_evicts_nothing_and_listens_on_loopback(binary, tmp_pa
     assert server.process.returncode is not None
     with start_redis(folder, binary=binary) as server:
         assert connect(server.url).get("kept") == b"1"
+        # It was on disk before this server started.
         server.process.kill()
         server.process.wait()
     with start_redis(folder, binary=binary) as server:
