@@ -53,23 +53,29 @@ def evaluation_items(count: int) -> list[task.Combination]:
     return list(islice(cycle(order), count))
 
 
+def write_prompts(out: Path, *, seed: int, train: int, evaluation: int) -> tuple[Path, Path]:
+    """Draw both prompt files; returns the paths of training and evaluation prompts."""
+    out.mkdir(parents=True, exist_ok=True)
+    # Two streams of pictures from one seed: more training prompts leave evaluation as it was.
+    for_training, for_evaluation = np.random.default_rng(seed).spawn(2)
+    paths = out / "train.parquet", out / "eval.parquet"
+    pq.write_table(table(training_items(train, seed), for_training), paths[0])
+    pq.write_table(table(evaluation_items(evaluation), for_evaluation), paths[1])
+    return paths
+
+
 def main() -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train", type=int, default=4096)
     parser.add_argument("--eval", type=int, default=576)
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    # Two streams of pictures from one seed: more training prompts leave evaluation as it was.
-    training, evaluation = np.random.default_rng(arguments.seed).spawn(2)
-    files = {
-        "train": table(training_items(arguments.train, arguments.seed), training),
-        "eval": table(evaluation_items(arguments.eval), evaluation),
-    }
-    for name, content in files.items():
-        pq.write_table(content, arguments.out / f"{name}.parquet")
-        print(f"{arguments.out / name}.parquet: {content.num_rows} prompts")
+    paths = write_prompts(
+        arguments.out, seed=arguments.seed, train=arguments.train, evaluation=arguments.eval
+    )
+    print(*paths, sep="\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ app = typer.Typer(
     help="Teacher-as-a-service for on-policy distillation.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 

@@ -46,7 +46,9 @@ def score(
         float, typer.Option(min=0, help="How long to wait for a teacher that is away or full.")
     ] = 20.0,
 ) -> None:
-    """Score token ids. Each line of FILE.jsonl is a prompt and its responses:
+    """Ask a teacher for the logprobs of one's own token ids.
+
+    Each line of FILE.jsonl is a prompt and its responses:
 
     {"prompt_ids": [1, 2], "responses": [[3, 4], [5]], "images": ["a.png"], "id": "mine"}
 

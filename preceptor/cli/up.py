@@ -33,12 +33,17 @@ def up(
     Logs are in the run folder. Ctrl-C ends everything, a second one at once.
     """
     # Imported here: the other commands need no Redis.
+    from preceptor.launch.up import read_settings
     from preceptor.launch.up import up as launch
 
-    for program in (TEACHER, ROLLOUT, TRAINER):
-        require(program)
     try:
-        code = launch(file, context.args, Console())
+        config, overrides = read_settings(file, context.args)
+        require(TRAINER)
+        if config.launch.teacher:
+            require(TEACHER)
+        if config.launch.rollout_workers:
+            require(ROLLOUT)
+        code = launch(file, config, overrides, Console())
     except ValidationError as error:
         fail(explain(error))
     except (ConfigError, LaunchError, RedisMissing) as error:

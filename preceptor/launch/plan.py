@@ -12,7 +12,7 @@ from preceptor.embedded_redis import HOST, free_port, redis_command
 from preceptor.launch.child import Part
 from preceptor.launch.errors import LaunchError
 from preceptor.launch.overrides import Override, variable
-from preceptor.launch.probes import redis_answers, teacher_serves, worker_beats
+from preceptor.launch.probes import redis_answers, teacher_serves, worker_works
 from preceptor.launch.settings import LaunchConfig
 from preceptor.queue import RolloutQueue, connect
 from preceptor.redis_connection import address_of
@@ -83,7 +83,7 @@ def make_plan(file: Path, config: LaunchConfig, overrides: Sequence[Override]) -
                 name,
                 _module("services.rollout", file),
                 {**environment, variable("rollout", "name"): name},
-                ready=partial(worker_beats, queue, name),
+                ready=partial(worker_works, queue, name),
                 needs=needs_redis,
                 stage=2,
             )

@@ -44,13 +44,14 @@ def teacher_serves(address: str) -> bool:
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def worker_beats(queue: RolloutQueue, name: str) -> bool:
-    """Whether a rollout worker of this name gave a sign of life lately.
+def worker_works(queue: RolloutQueue, name: str) -> bool:
+    """Whether a rollout worker of this name lives and has loaded its model.
 
-    A restarted worker counts as ready at once while its predecessor's last sign is fresh; no part
-    waits for a worker.
+    A restarted worker counts as ready at once while its predecessor's last sign of life is fresh;
+    no part waits for a worker.
     """
     try:
-        return name in queue.heartbeats("rollout")
+        beat = queue.heartbeats("rollout").get(name)
     except QueueUnavailable:
         return False
+    return beat is not None and beat.get("state") != "loading"

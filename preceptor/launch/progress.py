@@ -31,7 +31,8 @@ class Progress:
     """Fed rows in order; anything may be missing from them.
 
     Attributes:
-        step, steps: the last finished step, of how many.
+        step, steps: how many are finished, of how many. Rows of steps count from 0, and those of
+            other events say how many were finished.
         first_evaluation, evaluation: the first and the newest.
         warning: the newest warning's words.
         unreadable: lines that could not be read.
@@ -50,9 +51,10 @@ class Progress:
         for row in rows:
             if (steps := number(row, "steps")) is not None:
                 self.steps = int(steps)
+            if (step := number(row, "step")) is not None:
+                self.step = int(step) + (row.get("event") == "step")
             match row.get("event"):
                 case "step":
-                    self.step = int(number(row, "step") or 0)
                     self._recent.append(row)
                 case "evaluation":
                     self.first_evaluation = self.first_evaluation or row

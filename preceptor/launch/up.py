@@ -16,7 +16,7 @@ from rich.console import Console
 from preceptor.launch.errors import PartFailed
 from preceptor.launch.lock import run_folder_lock
 from preceptor.launch.metrics import METRICS_FILE
-from preceptor.launch.overrides import OWN_SECTIONS, parse_overrides
+from preceptor.launch.overrides import OWN_SECTIONS, Override, parse_overrides
 from preceptor.launch.plan import make_plan
 from preceptor.launch.settings import LaunchConfig
 from preceptor.launch.supervisor import Supervisor
@@ -28,7 +28,18 @@ _LOOK_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def up(file: Path, arguments: Sequence[str], console: Console) -> int:
+def read_settings(file: Path, arguments: Sequence[str]) -> tuple[LaunchConfig, list[Override]]:
+    """The launcher's settings, and the overrides that all parts are to see.
+
+    Raises:
+        LaunchError, ConfigError, pydantic.ValidationError: they cannot be read.
+    """
+    overrides = parse_overrides(arguments)
+    own = [override.argument for override in overrides if override.path[0] in OWN_SECTIONS]
+    return LaunchConfig.load(file, own), overrides
+
+
+def up(file: Path, config: LaunchConfig, overrides: Sequence[Override], console: Console) -> int:
     """Start everything, watch it until the trainer ends, end everything.
 
     Call from the main thread. The live view goes to `console`, logs to run.dir/logs.
@@ -38,11 +49,8 @@ def up(file: Path, arguments: Sequence[str], console: Console) -> int:
 
     Raises:
         PartFailed: a part died for good; the others were ended.
-        LaunchError, RedisMissing, ConfigError, pydantic.ValidationError: nothing was started.
+        LaunchError, RedisMissing: nothing was started.
     """
-    overrides = parse_overrides(arguments)
-    own = [override.argument for override in overrides if override.path[0] in OWN_SECTIONS]
-    config = LaunchConfig.load(file, own)
     folder = config.run.dir
     with ExitStack() as stack:
         stack.enter_context(run_folder_lock(folder))

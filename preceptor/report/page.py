@@ -28,7 +28,7 @@ th:first-child, td:first-child { text-align: left; }
 thead th { color: var(--soft); font-weight: 500; font-size: 13px; }
 tbody th { font-weight: 500; }
 .facts th { color: var(--soft); font-weight: 400; }
-.change { color: var(--accent); font-weight: 600; }
+.change { white-space: nowrap; color: var(--accent); font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr));
   gap: 30px 44px; }
 .charts section { min-width: 0; }
@@ -124,7 +124,7 @@ def _row(label: str, before: float | None, after: float | None, percent: bool = 
 def _facts(run: Run) -> str:
     minutes, seconds = divmod(round(run.seconds), 60)
     facts = {
-        "steps": _count(number(run.steps[-1], "step") if run.steps else 0),
+        "steps": _count(len(run.steps)),
         "rollouts trained": _count(_total(run.steps, "sequences")),
         "tokens scored and trained": _count(_total(run.steps, "tokens")),
         "duration": f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}",
@@ -133,8 +133,8 @@ def _facts(run: Run) -> str:
     if dropped := _total(run.steps, "dropped"):
         facts["rollouts dropped"] = _count(dropped)
     if run.ledger is not None:
-        entries, distinct = run.ledger
-        facts["ledger"] = f"{entries:,} entries, {entries - distinct:,} repeated"
+        rollouts, distinct = run.ledger
+        facts["ledger"] = f"{rollouts:,} rollouts, {rollouts - distinct:,} counted twice"
     if run.unreadable:
         facts["unreadable metrics"] = f"{run.unreadable} lines"
     rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())

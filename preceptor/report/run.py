@@ -30,7 +30,7 @@ class Run:
         resumes: how often the trainer resumed.
         seconds: from the first row to the last, pauses included.
         unreadable: lines of metrics that could not be read.
-        ledger: entries and distinct rollout ids; None without a ledger.
+        ledger: rollouts in it and distinct (step, slot, sample) among them; None without one.
         config: the settings, credentials blanked; "" where the folder has none.
     """
 
@@ -87,8 +87,10 @@ def _by_step(rows: list[Row], event: str) -> list[Row]:
 def _ledger(path: Path) -> tuple[int, int] | None:
     if not path.exists():
         return None
-    ids = []
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        ids.append((row.get("step"), row.get("slot"), row.get("sample")))
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    ids = [
+        (entry["step"], entry["slot"], int(sample))
+        for entry in entries
+        for sample in (*entry["samples"], *entry["dropped"])
+    ]
     return len(ids), len(set(ids))

@@ -50,9 +50,10 @@ class HeldPolicy:
         """
         deadline = time.monotonic() + timeout_seconds
         while not self.covers(wanted):
+            # Older than wanted but newer than held: other tasks of the batch can use it.
             latest = self._store.latest()
             pause = POLL_SECONDS
-            if latest is not None and latest >= wanted and not self._load(latest):
+            if latest is not None and not self.covers(latest) and not self._load(latest):
                 pause = RETRY_SECONDS
             if self.covers(wanted):
                 break

@@ -16,6 +16,7 @@ from services.rollout.engines.torch import generate
 from tests.tiny_models import EOS, IMAGE, PAD
 
 RUN = "run"
+FIRST = Version(0, 0)
 
 
 def settings(**changes) -> common_pb2.SamplingSettings:
@@ -32,7 +33,7 @@ def settings(**changes) -> common_pb2.SamplingSettings:
 
 def task(
     slot: int,
-    version: Version = Version(0, 0),
+    version: Version = FIRST,
     ids: Sequence[int] = (1, 50, 51),
     images: Sequence[bytes] = (),
     samples: int = 3,

@@ -64,6 +64,7 @@ def test_a_new_incarnation_is_newer_than_any_step_before(policy, store, tmp_path
 
 def test_a_version_that_does_not_appear(policy):
     assert not policy.wait_for(Version(0, 1), 0.2)
+    assert policy.version == Version(0, 0)
     policy._stop.set()
     assert not policy.wait_for(Version(0, 1), 60.0)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,25 +13,25 @@ import yaml
 from modeling.load import load_model, save_model
 from preceptor.policy import PolicyStore, Version
 from preceptor.queue import RolloutQueue
-from tests.rollout.prompt_tasks import RUN, check_group, read_groups, task
+from services.rollout.__main__ import main
+from tests.rollout.prompt_tasks import FIRST, RUN, check_group, read_groups, task
 from tests.tiny_models import make_llama
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 1.0
-# Long enough to be caught in the middle.
-LONG = {"max_new_tokens": 1500, "eos_ids": b"", "samples": 2}
+# The student may write so much that it can be caught in the middle.
+MAX_TOKENS = 4096
 
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory):
-    """A student that may write long."""
-    return make_llama(tmp_path_factory.mktemp("student"), max_position_embeddings=2048)
+    return make_llama(tmp_path_factory.mktemp("student"), max_position_embeddings=MAX_TOKENS)
 
 
 @pytest.fixture
 def store(tmp_path, student):
     store = PolicyStore(tmp_path / "policies")
-    store.publish(Version(0, 0), lambda folder: save_model(load_model(student), folder))
+    store.publish(FIRST, lambda folder: save_model(load_model(student), folder))
     return store
 
 
@@ -76,63 +74,59 @@ def wait_for(condition, process, seconds=60.0):
         time.sleep(0.02)
 
 
-def test_serves_loads_what_is_asked_for_and_stops_when_told(
-    start, trainer, store, student, tmp_path, redis_client
-):
-    process = start("w0")
+@pytest.mark.pitfall("Q3")
+def test_the_life_of_two_workers(start, trainer, store, student, tmp_path, redis_client):
+    old = load_model(student)
+    new = load_model(make_llama(tmp_path / "new", seed=1, max_position_embeddings=MAX_TOKENS))
+
+    # One serves, and buries alone what cannot be served.
+    victim = start("victim")
     first = [task(slot) for slot in range(4)]
     trainer.put_tasks([*first, task(9, ids=[96])])
     groups = read_groups(trainer, 4, 60.0)
-    old = load_model(student)
     for one in first:
-        check_group(old, one, groups[one.id.slot], Version(0, 0))
+        check_group(old, one, groups[one.id.slot], FIRST)
+    wait_for(lambda: trainer.backlog().dead == 1, victim)
     assert "id 96" in trainer.dead_letters()[0].reason
-    assert "step 4 slot 9 goes to the dead letters" in (tmp_path / "w0.log").read_text()
+    assert "step 4 slot 9 goes to the dead letters" in (tmp_path / "victim.log").read_text()
 
-    new = load_model(make_llama(tmp_path / "new", seed=1, max_position_embeddings=2048))
-    store.publish(Version(0, 1), lambda folder: save_model(new, folder))
-    trainer.put_tasks([task(0, Version(0, 1))])
-    check_group(new, task(0), read_groups(trainer, 1, 20.0)[0], Version(0, 1))
+    # It is killed in the middle of a batch; another writes the same responses.
+    long = task(0, max_new_tokens=400, eos_ids=b"", samples=2)
+    trainer.put_tasks([long])
+    wait_for(lambda: trainer.backlog().tasks_running == 1, victim)
+    victim.kill()
+    assert trainer.backlog().groups_waiting == 0
+    heir = start("heir")
+    groups = read_groups(trainer, 1, 60.0)
+    assert groups[0].worker == "heir"
+    check_group(old, long, groups[0], FIRST)
 
-    trainer.put_tasks([task(1, **LONG)])
+    # That one loads a newer policy when a task asks for it.
+    second = Version(0, 1)
+    store.publish(second, lambda folder: save_model(new, folder))
+    trainer.put_tasks([task(0, second)])
+    check_group(new, task(0), read_groups(trainer, 1, 20.0)[0], second)
+
+    # Told to stop in the middle of a batch, it leaves and gives its task back, unblamed.
+    trainer.put_tasks([task(1, max_new_tokens=MAX_TOKENS - 3, eos_ids=b"", samples=16)])
     beat = {}
 
     def generating():
-        beat.update(trainer.heartbeats("rollout").get("w0", {}))
+        beat.update(trainer.heartbeats("rollout").get("heir", {}))
         return beat.get("state") == "generating"
 
-    wait_for(generating, process)
+    wait_for(generating, heir)
     assert beat["policy"] == "0-000001" and beat["tokens"] > 0 and beat["tokens_per_second"] >= 0
     told = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    heir.terminate()
+    assert heir.wait(10) == 0
     assert time.monotonic() - told < 4
     assert trainer.backlog().groups_waiting == 0
-    # Given back at once and unblamed: no lease has to run out.
-    other = RolloutQueue(redis_client, RUN, "w1", lease_seconds=3600.0)
-    assert other.claim_tasks(1, 0.0) == []
-    other = RolloutQueue(redis_client, RUN, "w1", lease_seconds=LEASE_SECONDS)
+    other = RolloutQueue(redis_client, RUN, "other", lease_seconds=LEASE_SECONDS)
     (claim,) = other.claim_tasks(1, 0.0)
     assert (claim.message.id.slot, claim.deliveries) == (1, 1)
 
 
-@pytest.mark.pitfall("Q3")
-def test_a_killed_workers_task_is_done_by_another(start, trainer, store, student):
-    victim = start("victim")
-    trainer.put_tasks([task(0, **LONG)])
-    wait_for(lambda: trainer.backlog().tasks_running == 1, victim)
-    heir = start("heir")
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
-    groups = read_groups(trainer, 2, 30.0) if heir.poll() is None else {}
-    assert groups[0].worker == "heir"
-    # The same task makes the same responses, whoever writes them.
-    check_group(load_model(student), task(0, **LONG), groups[0], Version(0, 0))
-    assert trainer.backlog().dead == 0
-
-
-def test_settings_that_cannot_be_read_are_said(tmp_path):
-    command = [sys.executable, "-m", "services.rollout", str(tmp_path / "missing.yaml")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "cannot read the settings file" in done.stderr
+def test_settings_that_cannot_be_read_are_said(tmp_path, capsys):
+    assert main([str(tmp_path / "missing.yaml")]) == 2
+    assert "cannot read the settings file" in capsys.readouterr().err

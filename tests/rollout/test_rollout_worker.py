@@ -1,4 +1,4 @@
-"""The worker in this process, on a real Redis: who is served, who is refused, what is given back."""
+"""The worker in this process, on a real Redis: what is served, refused, given back."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from services.rollout.heartbeat import Status
 from services.rollout.held_policy import HeldPolicy
 from services.rollout.settings import RolloutSettings
 from services.rollout.worker import Worker
-from tests.rollout.prompt_tasks import RUN, check_group, read_groups, task
+from tests.rollout.prompt_tasks import FIRST, RUN, check_group, read_groups, task
 from tests.tiny_models import EOS, IMAGE, draw_image, make_llava
-
-FIRST = Version(0, 0)
 
 
 @pytest.fixture

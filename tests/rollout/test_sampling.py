@@ -54,7 +54,7 @@ def test_uniforms_depend_on_seed_and_sample_alone():
     drawn = {(seed, sample): uniforms(seed, sample, 8) for seed in (0, 1) for sample in (0, 1)}
     assert len({row.tobytes() for row in drawn.values()}) == 4
     assert np.array_equal(uniforms(1, 1, 3), drawn[1, 1][:3])
-    assert 0 <= min(map(min, drawn.values())) and max(map(max, drawn.values())) < 1
+    assert min(map(min, drawn.values())) >= 0 and max(map(max, drawn.values())) < 1
     assert uniforms(2**64 - 1, 2**32 - 1, 1).shape == (1,)
 
 
