@@ -89,10 +89,12 @@ def _read(line: bytes, number: int, end: int, folder: Path) -> Item:
         responses = [_ids(one, f"responses[{index}]") for index, one in enumerate(row["responses"])]
     else:
         responses = [_ids(row["response_ids"], "response_ids")]
-    images = [_image(folder, name) for name in row.get("images", [])]
+    images = row.get("images", [])
+    if not isinstance(images, list):
+        raise _LineError('"images" is no list of paths')
     return Item(
         id=row.get("id", number),
-        group=prompt_group(str(number), prompt, responses, images),
+        group=prompt_group(str(number), prompt, responses, [_image(folder, one) for one in images]),
         tokens=len(prompt) + sum(map(len, responses)),
         end=end,
     )

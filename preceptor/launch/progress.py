@@ -51,9 +51,10 @@ class Progress:
         for row in rows:
             if (steps := number(row, "steps")) is not None:
                 self.steps = int(steps)
-            if (step := number(row, "step")) is not None:
-                self.step = int(step) + (row.get("event") == "step")
-            match row.get("event"):
+            event, step = row.get("event"), number(row, "step")
+            if step is not None and event != "warning":
+                self.step = int(step) + (event == "step")
+            match event:
                 case "step":
                     self._recent.append(row)
                 case "evaluation":

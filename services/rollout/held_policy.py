@@ -38,6 +38,7 @@ class HeldPolicy:
         self._store = store
         self.folder = store.folder
         self._stop = stop
+        self._complained_of: Version | None = None
 
     def covers(self, wanted: Version) -> bool:
         """Whether what is held is new enough to write for `wanted`."""
@@ -66,12 +67,15 @@ class HeldPolicy:
         try:
             load_weights(self._loaded.model, self._store.verified(version))
         except (CorruptFolder, WeightsMismatch) as error:
-            logger.warning(
-                "policy %s cannot be loaded, %s is kept; trying again: %s",
-                version,
-                self.version or "the initial one",
-                error,
-            )
+            # Once a version, however often it is tried.
+            if version != self._complained_of:
+                logger.warning(
+                    "policy %s cannot be loaded, %s is kept; trying again: %s",
+                    version,
+                    self.version or "the initial one",
+                    error,
+                )
+            self._complained_of = version
             return False
         self.version = version
         logger.info("policy %s loaded in %.2f s", version, time.monotonic() - started)

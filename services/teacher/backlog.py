@@ -109,12 +109,13 @@ class Backlog:
     def take(self, budget: int) -> list[Unit]:
         """Wait for work, then take units with equal options of about `budget` tokens, one at least.
 
-        Cancelled units vanish, units whose deadline is too near expire. Empty once closed.
+        Cancelled units vanish, units whose deadline is too near expire. Empty once closed and
+        nothing is left.
         """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._units or self._closed)
-                if self._closed:
+                if not self._units:
                     return []
                 taken, expired = self._take(budget)
             for unit in expired:
@@ -123,7 +124,7 @@ class Backlog:
                 return taken
 
     def close(self) -> None:
-        """Let `take` return empty."""
+        """Let `take` return empty after what is queued."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -13,39 +13,41 @@ from safetensors.torch import load_file, save_file
 from modeling.load import ModelError, WeightsMismatch, load_model, load_weights, save_model
 from tests.tiny_models import EOS, IMAGE, make_gpt2, make_llama, make_llava
 
-# Prints whether input and output embeddings are one storage, and the logits of a fixed prompt.
+# Prints, per folder: are input and output embeddings one storage; logits of a fixed prompt.
 FRESH = """
 import sys, torch
 from modeling.load import load_model
-model = load_model(sys.argv[1]).model
-same = model.get_input_embeddings().weight.data_ptr() == model.lm_head.weight.data_ptr()
-with torch.no_grad():
-    logits = model(torch.tensor([[5, 6, 7]])).logits
-torch.set_printoptions(precision=10)
-print(same, logits.double().sum().item(), logits[0, -1, 11].item())
+for folder in sys.argv[1:]:
+    model = load_model(folder).model
+    same = model.get_input_embeddings().weight.data_ptr() == model.lm_head.weight.data_ptr()
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6, 7]])).logits
+    print(same, logits.double().sum().item(), logits[0, -1, 11].item())
 """
 
 
 @pytest.mark.pitfall("T4")
-@pytest.mark.parametrize("name", ("gpt2", "llava"))
-def test_tied_weights_survive_a_fresh_process(load, name, tmp_path):
-    loaded = load(name)
-    with torch.no_grad():
-        # What training does: a change through the shared storage.
-        loaded.model.get_input_embeddings().weight.mul_(1.5)
-        logits = loaded.model(torch.tensor([[5, 6, 7]])).logits
-    save_model(loaded, tmp_path / "saved")
+def test_tied_weights_survive_a_fresh_process(load, tmp_path):
+    wanted = {}
+    for name in ("gpt2", "llava", "internvl"):
+        loaded = load(name)
+        with torch.no_grad():
+            # What training does: a change through the shared storage.
+            loaded.model.get_input_embeddings().weight.mul_(1.5)
+            wanted[name] = loaded.model(torch.tensor([[5, 6, 7]])).logits
+        save_model(loaded, tmp_path / name)
     process = subprocess.run(
-        [sys.executable, "-c", FRESH, str(tmp_path / "saved")],
+        [sys.executable, "-c", FRESH, *(str(tmp_path / name) for name in wanted)],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).parents[2],
     )
-    same, total, one = process.stdout.split()
-    assert same == "True"
-    assert float(total) == pytest.approx(logits.double().sum().item(), rel=1e-5)
-    assert float(one) == pytest.approx(logits[0, -1, 11].item(), rel=1e-5)
+    for line, logits in zip(process.stdout.splitlines(), wanted.values(), strict=True):
+        same, total, one = line.split()
+        assert same == "True"
+        assert float(total) == pytest.approx(logits.double().sum().item(), rel=1e-5)
+        assert float(one) == pytest.approx(logits[0, -1, 11].item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("maker", (make_llama, make_gpt2, make_llava))

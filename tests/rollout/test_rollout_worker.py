@@ -160,9 +160,9 @@ def test_the_engine_fails_on_one_task_only(start, trainer, load, monkeypatch):
     def fragile(loaded, requests, sampling, on_step):
         if any(request.seed == 1001 for request in requests):
             raise RuntimeError("no kernel for this")
-        return worker_module_generate(loaded, requests, sampling, on_step)
+        return honest(loaded, requests, sampling, on_step)
 
-    worker_module_generate = worker_module.generate
+    honest = worker_module.generate
     monkeypatch.setattr(worker_module, "generate", fragile)
     trainer.put_tasks([task(0), task(1), task(2)])
     with start():

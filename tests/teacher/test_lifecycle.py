@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 
 from preceptor.codec import prompt_group
 from preceptor.v1 import teacher_pb2 as pb
+from services.teacher.__main__ import main
 from tests.teacher.teacher_process import run_service
 from tests.tiny_models import make_llama
 
@@ -114,26 +115,25 @@ def many():
     return pb.ScoreRequest(groups=groups, options=pb.ScoreOptions(top_k=64))
 
 
-def test_settings_that_cannot_work_end_the_process_with_the_reason(llama_folder, tmp_path):
-    missing = tmp_path / "nothing-here"
-    missing.mkdir()
-    for arguments, reason in (
-        (["--teacher.model", str(missing)], "safetensors"),
-        (["--teacher.max_top_k", "-1"], "max_top_k"),
-    ):
-        folder = tmp_path / arguments[0].strip("-")
-        folder.mkdir()
-        with (
-            pytest.raises((pytest.fail.Exception, grpc.RpcError)),
-            run_service(llama_folder, folder, *arguments),
-        ):
-            pass
-        assert reason in (folder / "teacher.log").read_text()
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    (
+        (["--teacher.model", "MISSING"], "safetensors"),
+        (["--teacher.model", "m", "--teacher.max_top_k", "-1"], "max_top_k"),
+        (["no-such.yaml"], "no-such.yaml"),
+    ),
+)
+def test_settings_that_cannot_work_end_the_process_with_the_reason(
+    tmp_path, caplog, arguments, reason
+):
+    arguments = [str(tmp_path) if one == "MISSING" else one for one in arguments]
+    assert main([*arguments, "--teacher.port", "0"]) == 1
+    assert reason in caplog.text
 
 
 def test_health_answers_while_the_model_loads(tmp_path):
     """The port is open and health says NOT_SERVING until a score succeeded."""
-    folder = make_llama(tmp_path / "model", hidden_size=1024, num_hidden_layers=8)
+    folder = make_llama(tmp_path / "model", hidden_size=512, num_hidden_layers=8)
     with run_service(folder, tmp_path, wait=False) as service:
         assert service.health() == STATUS.NOT_SERVING
         with pytest.raises(grpc.RpcError) as caught:

@@ -42,7 +42,7 @@ class FakeEngine:
 
 
 def serve(engine, groups, backlog=None, calls=None, options=None):
-    """Outcomes per group after the worker served all of them, or died."""
+    """Outcomes per group after a worker, run in this thread, served all of them."""
     backlog = backlog or Backlog(10**6, 0.0)
     outcomes = {}
     units = [
@@ -57,18 +57,9 @@ def serve(engine, groups, backlog=None, calls=None, options=None):
         for index, group in enumerate(groups)
     ]
     backlog.put(units)
-    worker = Worker(engine, backlog, batch_tokens=30)
-    worker.start()
-    deadline = time.monotonic() + 10
-    while worker.is_alive() and time.monotonic() < deadline:
-        with backlog._changed:
-            if not backlog._units and worker.busy_since is None:
-                break
-        time.sleep(0.001)
     backlog.close()
-    worker.join(10)
-    assert not worker.is_alive()
-    return outcomes, worker
+    Worker(engine, backlog, batch_tokens=30).run()
+    return outcomes
 
 
 def group(prompt, *responses):
@@ -78,8 +69,7 @@ def group(prompt, *responses):
 @pytest.mark.pitfall("G9")
 def test_only_the_culprit_fails():
     groups = [group(1, [5], [6]), group(2, [7], [POISON], [8]), group(3, [9])]
-    outcomes, worker = serve(FakeEngine(), groups)
-    assert worker.failed is None
+    outcomes = serve(FakeEngine(), groups)
     kinds = {
         index: [type(outcome).__name__ for outcome in found] for index, found in outcomes.items()
     }
@@ -87,10 +77,9 @@ def test_only_the_culprit_fails():
     assert "RuntimeError: poisoned" in outcomes[1][1].message
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_engine_ends_the_thread():
-    _, worker = serve(FakeEngine(healthy=False), [group(1, [POISON])])
-    assert isinstance(worker.failed, RuntimeError)
+    with pytest.raises(RuntimeError, match="dead"):
+        serve(FakeEngine(healthy=False), [group(1, [POISON])])
 
 
 @pytest.mark.parametrize("value", (float("nan"), 0.1))
@@ -129,7 +118,7 @@ def test_cancelled_and_late_work_is_not_started():
     engine = FakeEngine()
     calls = [Call("s"), Call("s", cancelled=True), Call("s", deadline=time.monotonic() + 0.05)]
     backlog = Backlog(10**6, minimum_deadline_seconds=0.1)
-    outcomes, _ = serve(engine, [group(index, [5]) for index in range(3)], backlog, calls)
+    outcomes = serve(engine, [group(index, [5]) for index in range(3)], backlog, calls)
     assert engine.batches == [[0]]
     assert outcomes[2] == "expired" and 1 not in outcomes
 
