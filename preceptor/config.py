@@ -46,6 +46,16 @@ class RedisSettings(Section):
     """redis:// or rediss:// URL. `preceptor up` starts its own server unless launch.redis is false,
     and then sets this for every part."""
 
+    lease_seconds: float = Field(15.0, gt=0)
+    """A prompt task not renewed for this long is handed to another worker. Shorter: a dead worker's
+    tasks move sooner. Workers renew at a third of it."""
+
+    max_deliveries: int = Field(5, ge=1)
+    """A prompt task handed out more often than this goes to the dead letters."""
+
+    retry_seconds: float = Field(120.0, ge=0)
+    """How long a part waits for a Redis that is away before it gives up."""
+
 
 class RunConfig(BaseSettings):
     """A whole RUN.yaml. Subclasses replace a section's dict by a typed Section."""
@@ -98,7 +108,7 @@ class RunConfig(BaseSettings):
         command_line: CliSettingsSource = CliSettingsSource(
             cls, cli_parse_args=arguments or [], cli_prog_name="preceptor", cli_avoid_json=False
         )
-        return cls(_cli_settings_source=command_line, **values)  # type: ignore[call-arg]
+        return cls(_cli_settings_source=command_line, **values)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -11,12 +11,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import redis
 from redis.client import Pipeline
 
 from preceptor import heartbeats
+from preceptor.config import RedisSettings, RunConfig
 from preceptor.leases import LeaseKeeper
 from preceptor.messages import SCHEMA_VERSION, Claim, M, MessageError, pack, task_key, unpack
 from preceptor.redis_connection import (
@@ -44,6 +45,7 @@ __all__ = [
 
 # The trainer is one process, and the name outlives it: a restarted trainer finds its claims.
 TRAINER = "trainer"
+DEFAULTS = RedisSettings()
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ class RolloutQueue:
         run: str,
         consumer: str,
         *,
-        lease_seconds: float = 15.0,
-        max_deliveries: int = 5,
-        retry_seconds: float = 120.0,
+        lease_seconds: float = DEFAULTS.lease_seconds,
+        max_deliveries: int = DEFAULTS.max_deliveries,
+        retry_seconds: float = DEFAULTS.retry_seconds,
     ) -> None:
         """
         Args:
@@ -100,6 +102,19 @@ class RolloutQueue:
         self._held: set[str] = set()
         self._own_cursor: str | None = "0"
         self._failures_seen = 0
+
+    @classmethod
+    def open(cls, config: RunConfig, consumer: str) -> Self:
+        """Connect to a run's queue as its settings say."""
+        settings = config.redis
+        return cls(
+            connect(settings.url),
+            config.run.name,
+            consumer,
+            lease_seconds=settings.lease_seconds,
+            max_deliveries=settings.max_deliveries,
+            retry_seconds=settings.retry_seconds,
+        )
 
     # The trainer's side.
 

@@ -21,7 +21,7 @@ from modeling.head import UnsupportedModel
 from modeling.load import LoadedModel, ModelError, load_model
 from preceptor.client import TeacherClient
 from preceptor.config import ConfigError
-from preceptor.queue import RolloutQueue, connect
+from preceptor.queue import RolloutQueue
 from trainer.data import DataError, Prompt, read_prompts
 from trainer.loop import Prompts, Run
 from trainer.settings import DataSettings, TrainerConfig
@@ -75,7 +75,7 @@ def _train(config: TrainerConfig) -> int:
     ) as teacher:
         check_compatible(describe_model(loaded), teacher.describe(), settings.allow_mismatch)
         student = Student(loaded, settings.optimiser, settings.steps)
-        queue = RolloutQueue(connect(config.redis.url), config.run.name, "trainer")
+        queue = RolloutQueue.open(config, "trainer")
         run = Run(config, student, prompts, queue, teacher, stop)
         return 0 if run.run() else STOPPED
 

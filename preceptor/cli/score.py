@@ -62,7 +62,7 @@ def score(
         client = stack.enter_context(
             TeacherClient(teacher, student=student, retry_seconds=retry_seconds)
         )
-        sink = stack.enter_context(output.open("w")) if output else sys.stdout
+        sink = stack.enter_context(_open(output)) if output else sys.stdout
         progress = stack.enter_context(_progress(sink.isatty()))
         bar = progress.add_task("", total=file.stat().st_size)
         try:
@@ -74,6 +74,13 @@ def score(
             fail(str(error))
     if incomplete:
         raise typer.Exit(1)
+
+
+def _open(output: Path) -> TextIO:
+    try:
+        return output.open("w", encoding="utf-8")
+    except OSError as error:
+        fail(f"cannot write {output}: {error.strerror}")
 
 
 def _score_batch(

@@ -46,7 +46,7 @@ def up(
         code = launch(file, config, overrides, Console())
     except ValidationError as error:
         fail(explain(error))
-    except (ConfigError, LaunchError, RedisMissing) as error:
+    except (ConfigError, LaunchError, RedisMissing, OSError) as error:
         fail(str(error))
     except PartFailed as error:
         if error.log_tail:

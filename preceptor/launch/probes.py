@@ -5,7 +5,9 @@ from __future__ import annotations
 import grpc
 import redis
 
+from preceptor.launch.errors import LaunchError
 from preceptor.queue import QueueUnavailable, RolloutQueue
+from preceptor.redis_connection import address_of
 
 _PATIENCE_SECONDS = 1.0
 
@@ -14,15 +16,17 @@ def redis_answers(url: str) -> bool:
     """Whether a Redis answers PING, its append-only file loaded.
 
     Raises:
-        redis.RedisError: it answers with something else, such as a demand for a password.
+        LaunchError: it wants other credentials.
     """
     with redis.Redis.from_url(
-        url, socket_timeout=_PATIENCE_SECONDS, socket_connect_timeout=_PATIENCE_SECONDS
+        url, protocol=2, socket_timeout=_PATIENCE_SECONDS, socket_connect_timeout=_PATIENCE_SECONDS
     ) as client:
         try:
             return bool(client.ping())
-        except redis.AuthenticationError:
-            raise
+        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+            raise LaunchError(
+                f"Redis at {address_of(client)} refused the credentials ({error}); check redis.url"
+            ) from error
         except (redis.ConnectionError, redis.TimeoutError):
             return False
 

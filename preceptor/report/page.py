@@ -126,7 +126,7 @@ def _facts(run: Run) -> str:
     facts = {
         "steps": _count(len(run.steps)),
         "rollouts trained": _count(_total(run.steps, "sequences")),
-        "tokens scored and trained": _count(_total(run.steps, "tokens")),
+        "tokens trained": _count(_total(run.steps, "tokens")),
         "duration": f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}",
         "resumed": f"{run.resumes} times",
     }
@@ -134,7 +134,7 @@ def _facts(run: Run) -> str:
         facts["rollouts dropped"] = _count(dropped)
     if run.ledger is not None:
         rollouts, distinct = run.ledger
-        facts["ledger"] = f"{rollouts:,} rollouts, {rollouts - distinct:,} counted twice"
+        facts["ledger"] = f"{rollouts:,} rollouts, {rollouts - distinct:,} repeated"
     if run.unreadable:
         facts["unreadable metrics"] = f"{run.unreadable} lines"
     rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts.items())

@@ -87,7 +87,9 @@ def _by_step(rows: list[Row], event: str) -> list[Row]:
 def _ledger(path: Path) -> tuple[int, int] | None:
     if not path.exists():
         return None
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    # The trainer may be writing its last line.
+    lines = path.read_text().splitlines(keepends=True)
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
     ids = [
         (entry["step"], entry["slot"], int(sample))
         for entry in entries

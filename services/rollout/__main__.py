@@ -17,7 +17,7 @@ from modeling.load import load_model
 from modeling.sharing import check_sharing
 from preceptor.config import ConfigError
 from preceptor.policy import PolicyStore
-from preceptor.queue import RolloutQueue, connect
+from preceptor.queue import RolloutQueue
 from services.rollout.heartbeat import Heartbeat, Status
 from services.rollout.held_policy import HeldPolicy
 from services.rollout.settings import RolloutConfig
@@ -55,13 +55,7 @@ def run(config: RolloutConfig, stop: threading.Event) -> None:
     settings = config.rollout
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    queue = RolloutQueue(
-        connect(config.redis.url),
-        config.run.name,
-        settings.name,
-        lease_seconds=settings.lease_seconds,
-        max_deliveries=settings.max_deliveries,
-    )
+    queue = RolloutQueue.open(config, settings.name)
     status = Status()
     with Heartbeat(queue, status):
         loaded = load_model(

@@ -45,13 +45,6 @@ class RolloutSettings(Section):
     """Tasks are claimed until they ask for this many responses. A task is never split, so the last
     one may exceed it."""
 
-    lease_seconds: float = Field(15.0, gt=0)
-    """A task not renewed for this long is handed to another worker; set the same for all of a run.
-    Shorter: a dead worker's tasks move sooner. Renewed at a third of it."""
-
-    max_deliveries: int = Field(5, ge=1)
-    """A task handed out more often than this goes to the dead letters."""
-
     policy_wait_seconds: float = Field(60.0, ge=0)
     """How long to wait for the policy that a task asks for. Then the task is given back."""
 

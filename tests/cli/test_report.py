@@ -48,7 +48,7 @@ def test_the_page_has_its_figures_and_its_numbers(tmp_path):
         ("raw KL", "1.500", "0.500", "3.0x lower"),
     ]
     assert "<th>steps</th><td>30</td>" in page
-    assert "<th>tokens scored and trained</th><td>30,000</td>" in page
+    assert "<th>tokens trained</th><td>30,000</td>" in page
 
 
 def test_the_page_needs_nothing_else(tmp_path):
@@ -81,7 +81,7 @@ def test_the_ledger_is_counted(tmp_path):
         {"step": 0, "slot": 0, "samples": [1], "dropped": {}},
     ]
     (folder / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "5 rollouts, 1 counted twice" in report(folder)
+    assert "5 rollouts, 1 repeated" in report(folder)
 
 
 def test_few_metrics_make_a_small_page(tmp_path):

@@ -58,8 +58,9 @@ def make_run(folder: Path, steps: int, **trainer: object) -> SmallRun:
     settings = {
         "run": {"name": "small", "dir": str(folder / "run"), "seed": 3},
         "launch": {"restart_backoff_seconds": 0.2, "restart_budget": 20},
+        "redis": {"lease_seconds": 2.0},
         "teacher": {"model": str(models / "teacher"), "threads": 1},
-        "rollout": {"model": str(models / "student"), "threads": 1, "lease_seconds": 2.0},
+        "rollout": {"model": str(models / "student"), "threads": 1},
         "trainer": {
             "student": str(models / "student"),
             "data": {"train": str(train), "evaluation": str(evaluation)},

@@ -46,8 +46,8 @@ def start(tmp_path, redis_url, student):
     run = tmp_path / "run.yaml"
     sections = {
         "run": {"name": RUN, "dir": str(tmp_path)},
-        "redis": {"url": redis_url},
-        "rollout": {"model": str(student), "lease_seconds": LEASE_SECONDS, "threads": 1},
+        "redis": {"url": redis_url, "lease_seconds": LEASE_SECONDS},
+        "rollout": {"model": str(student), "threads": 1},
         "trainer": {"steps": 1},
     }
     run.write_text(yaml.safe_dump(sections))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 
@@ -17,7 +18,7 @@ from tests.teacher.teacher_process import run_service
 from tests.tiny_models import make_llama
 
 STATUS = health_pb2.HealthCheckResponse
-GROUPS = 300
+GROUPS = 150
 # Prompt and response tokens of `long_request`.
 TOKENS = GROUPS * (20 + 2 * 20)
 
@@ -113,6 +114,22 @@ def many():
     """A small request with a large reply."""
     groups = [prompt_group(str(n), [5], [[6] * 50]) for n in range(20)]
     return pb.ScoreRequest(groups=groups, options=pb.ScoreOptions(top_k=64))
+
+
+def test_a_taken_port_is_an_error(caplog):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["--teacher.model", "m", "--teacher.port", port]) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in caplog.text
+
+
+def test_told_to_stop_while_loading(tmp_path):
+    folder = make_llama(tmp_path / "model", hidden_size=512, num_hidden_layers=8)
+    with run_service(folder, tmp_path, wait=False) as service:
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(30) == 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from modeling.compat import check_compatible
 from modeling.groups import TokenGroup
 from modeling.load import load_model
 from modeling.shared_prefix import plain_logprobs
+from preceptor.client import TeacherClient
 from preceptor.codec import TeacherRefusal, encode_ids, prompt_group, read_group
 from preceptor.v1 import teacher_pb2 as pb
 from tests.tiny_models import EOS, IMAGE, THINK_END, draw_image
@@ -100,6 +101,17 @@ def test_splits_and_shuffles_change_nothing(teacher):
             ).items():
                 wanted = whole[name.split("/")[0], trajectory]
                 assert np.abs(values - wanted).max() < 1e-4
+
+
+def test_the_client_cuts_requests_and_nothing_changes(teacher):
+    groups = random_groups(10, seed=6)
+    wanted = scores_by_id(groups, score(teacher, groups))
+    with TeacherClient(teacher.address, student="test", request_tokens=60) as client:
+        assert client.describe().embedding_rows == 96
+        for group, found in zip(groups, client.scores(groups), strict=True):
+            for trajectory, one in zip(group.trajectories, found, strict=True):
+                values = wanted[group.group_id, trajectory.trajectory_id]
+                np.testing.assert_allclose(one.logprobs, values, atol=1e-4)
 
 
 def test_the_stream_gives_the_same(teacher):
