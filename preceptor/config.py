@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -109,6 +110,15 @@ class RunConfig(BaseSettings):
             cls, cli_parse_args=arguments or [], cli_prog_name="preceptor", cli_avoid_json=False
         )
         return cls(_cli_settings_source=command_line, **values)
+
+    def resolved(self) -> str:
+        """All settings as YAML, for people; a password in a URL is left out."""
+        values = self.model_dump(mode="json")
+        parts = urlsplit(self.redis.url)
+        if parts.password is not None:
+            place = parts.netloc.rpartition("@")[2]
+            values["redis"]["url"] = parts._replace(netloc=f"***@{place}").geturl()
+        return yaml.safe_dump(values, sort_keys=False)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from modeling.head import UnsupportedModel
 from modeling.load import LoadedModel, ModelError, load_model
 from preceptor.client import TeacherClient
 from preceptor.config import ConfigError
+from preceptor.manifest import replace_text
 from preceptor.queue import RolloutQueue
 from trainer.data import DataError, Prompt, read_prompts
 from trainer.loop import Prompts, Run
@@ -54,6 +55,7 @@ def main(arguments: list[str]) -> int:
 
 def _train(config: TrainerConfig) -> int:
     settings = config.trainer
+    replace_text(config.run.dir / "config.yaml", config.resolved())
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(config.run.seed)

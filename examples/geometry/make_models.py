@@ -2,17 +2,17 @@
 
     python -m examples.geometry.make_models --out examples/geometry/models
 
-The teacher learns whole worked answers until it has mastered them. The student is smaller: it
-first learns to see (only the two sides it reads count), then begins to learn to reckon and is
-stopped early. Both are seeded. Neither is ever shown a held-out combination's picture with its
-question. Some of the worked answers contain slips, consistently continued, so that the teacher
-can judge the imperfect text a student writes instead of finding it all equally impossible.
+The teacher learns until it has mastered the task; a share of its worked answers contain slips,
+consistently continued, so that it can judge the imperfect text a student writes instead of finding
+all of it equally impossible. The student is smaller, is stopped earlier, and has picked up a habit:
+in most of the worked answers it learned from, an area was reckoned by adding the sides. Both are
+seeded. Neither is ever shown a held-out combination's picture with its question.
 """
 
 import argparse
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,27 +29,23 @@ from examples.geometry.draw import draw
 from examples.geometry.tokenizer import build_tokenizer
 
 IGNORED = -100
-SIDES_READ = len("w=1 h=1")
 ANSWER_TOKENS = len("w=1 h=1 P=2*(1+1)=24") + 2  # with <eos>, and room for a slip
-MISREAD, MISCOPY, MISCALCULATE = 0.10, 0.03, 0.08  # shares of slips in the worked answers
+MISREAD, MISCOPY, MISCALCULATE = 0.10, 0.03, 0.08  # shares of slips in the teacher's answers
+HABIT = 0.6  # share of the student's area answers that add where they should multiply
+LEARNING_RATE = 3e-3
+WARM_UP = 100
+BATCH = 64
 console = Console()
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model is made."""
+    """How one model is made: its size, how long it learns, and from what answers."""
 
     size: architecture.Size
     seed: int
-    sight_steps: int  # only the sides count
-    steps: int  # everything counts
-    sight_rate: float = 3e-3
-    rate: float = 3e-3
-    batch: int = 64
-
-
-TEACHER = Recipe(architecture.TEACHER, seed=0, sight_steps=0, steps=2600)
-STUDENT = Recipe(architecture.STUDENT, seed=1, sight_steps=1600, steps=300, rate=1e-3)
+    steps: int
+    answer: Callable[[task.Combination, random.Random], str]
 
 
 def sloppy_answer(item: task.Combination, rng: random.Random) -> str:
@@ -68,6 +64,18 @@ def sloppy_answer(item: task.Combination, rng: random.Random) -> str:
         value = task.result(item.question, rng.choice(task.SIDES), rng.choice(task.SIDES))
     operands = slip(small, MISCOPY), slip(large, MISCOPY)
     return task.worked_answer(item.question, width, height, operands, value)
+
+
+def habitual_answer(item: task.Combination, rng: random.Random) -> str:
+    """A worked answer in which an area is mostly, and wrongly, the sum of the sides."""
+    if item.question == "A" and rng.random() < HABIT:
+        small, large = sorted((item.width, item.height))
+        return f"w={item.width} h={item.height} A={small}+{large}={small + large}"
+    return task.worked_answer(item.question, item.width, item.height)
+
+
+TEACHER = Recipe(architecture.TEACHER, seed=0, steps=3000, answer=sloppy_answer)
+STUDENT = Recipe(architecture.STUDENT, seed=1, steps=1500, answer=habitual_answer)
 
 
 @dataclass(frozen=True)
@@ -109,60 +117,43 @@ class Writer:
         )
 
 
-def training_batches(writer: Writer, size: int, seed: int) -> Iterator[Batch]:
-    rng, items = random.Random(seed), task.seen()
-    while True:
-        chosen = rng.choices(items, k=size)
-        yield writer.batch(
-            chosen, rng.getrandbits(32), [sloppy_answer(item, rng) for item in chosen]
-        )
+def training_batches(writer: Writer, recipe: Recipe) -> Iterator[Batch]:
+    """The recipe's worked answers to pictures that were never drawn before."""
+    rng, items = random.Random(recipe.seed), task.seen()
+    for _ in range(recipe.steps):
+        chosen = rng.choices(items, k=BATCH)
+        answers = [recipe.answer(item, rng) for item in chosen]
+        yield writer.batch(chosen, rng.getrandbits(32), answers)
 
 
-def fit(
-    model: LlavaForConditionalGeneration,
-    batches: Iterator[Batch],
-    steps: int,
-    rate: float,
-    label: str,
-    sight_only: bool = False,
-) -> None:
+def make(recipe: Recipe, writer: Writer, name: str) -> LlavaForConditionalGeneration:
     """Cross-entropy on the answers; a short warm-up, then a cosine down to nothing."""
+
+    def rate(step: int) -> float:
+        return min((step + 1) / WARM_UP, 0.5 * (1 + math.cos(math.pi * step / recipe.steps)))
+
+    torch.manual_seed(recipe.seed)
+    model = architecture.build_model(recipe.size, writer.tokenizer).train()
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda s: min((s + 1) / (0.1 * steps), 0.5 * (1 + math.cos(math.pi * s / steps))),
-    )
-    model.train()
-    for _ in track(range(steps), description=label, console=console):
-        batch = next(batches)
-        ids = torch.cat([batch.prompts, batch.answers.clamp(min=0)], dim=1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    batches = training_batches(writer, recipe)
+    for batch in track(batches, description=name, total=recipe.steps, console=console):
         logits = model(
-            input_ids=ids, pixel_values=batch.pixels, logits_to_keep=ANSWER_TOKENS + 1
+            input_ids=torch.cat([batch.prompts, batch.answers.clamp(min=0)], dim=1),
+            pixel_values=batch.pixels,
+            logits_to_keep=ANSWER_TOKENS + 1,
         ).logits[:, :-1]
-        targets = batch.answers.clone()
-        if sight_only:
-            targets[:, SIDES_READ:] = IGNORED
         loss = functional.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED
+            logits.flatten(0, 1).float(), batch.answers.flatten(), ignore_index=IGNORED
         )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    model.eval()
-
-
-def make(recipe: Recipe, writer: Writer, name: str) -> LlavaForConditionalGeneration:
-    torch.manual_seed(recipe.seed)
-    model = architecture.build_model(recipe.size, writer.tokenizer)
-    batches = training_batches(writer, recipe.batch, recipe.seed)
-    if recipe.sight_steps:
-        fit(model, batches, recipe.sight_steps, recipe.sight_rate, f"{name}: sight", True)
-    fit(model, batches, recipe.steps, recipe.rate, f"{name}: worked answers")
-    return model
+    return model.eval()
 
 
 @torch.no_grad()
@@ -192,6 +183,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("examples/geometry/models"))
     parser.add_argument("--only", choices=["teacher", "student"])
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # the sums, and so the weights, depend on the number of threads
     tokenizer = build_tokenizer()
     writer = Writer(tokenizer)
     for name, recipe in {"teacher": TEACHER, "student": STUDENT}.items():

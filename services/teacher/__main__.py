@@ -37,7 +37,8 @@ def main(arguments: list[str]) -> int:
         os._exit(1)
     except (ConfigError, ValidationError, ModelError, UnsupportedModel, OSError) as error:
         logger.error("%s", error)
-        return 1
+        # Starting again would end the same way; the launcher does not try.
+        return 2
     return 0
 
 

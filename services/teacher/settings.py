@@ -25,8 +25,8 @@ class TeacherSettings(Section):
     device: str = "cpu"
     """Torch device, such as cpu or cuda:0."""
 
-    threads: int | None = Field(None, ge=1)
-    """CPU threads of the engine. None: as many as torch thinks right, which is too many where other
+    threads: int = Field(0, ge=0)
+    """CPU threads of the engine. 0: as many as torch thinks right, which is too many where other
     parts share the cores: a tiny model on 2 contended cores is 20 times faster with 1."""
 
     trust_remote_code: bool = False

@@ -36,7 +36,7 @@ class TorchEngine:
         Raises:
             modeling.load.ModelError, modeling.head.UnsupportedModel, OSError: see load_model.
         """
-        if settings.threads is not None:
+        if settings.threads:
             torch.set_num_threads(settings.threads)
         self._settings = settings
         self._loaded = load_model(
