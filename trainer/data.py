@@ -115,6 +115,8 @@ def _render(row: dict[str, Any], folder: Path, student: LoadedModel) -> Prompt:
         ids = expand_placeholders(text_ids, counts, placeholder)
     if ids.size == 0:
         raise DataError("the prompt is empty")
+    if student.bos_id is not None and ids[:2].tolist() == [student.bos_id, student.bos_id]:
+        raise DataError("the prompt starts with two BOS: the tokenizer adds one, so drop the text's")
     answer = row.get("answer")
     return Prompt(ids, images, None if answer is None else str(answer), str(row.get("tag") or ""))
 

@@ -14,8 +14,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import scripted_teacher
-from scripted_teacher import REFUSED_ID, Failure, ScriptedTeacher, score_group, serving
 
 from preceptor.client import AsyncTeacherClient, TeacherClient
 from preceptor.codec import CodecError, Score, TeacherRefusal, prompt_group
@@ -31,6 +29,8 @@ from preceptor.teacher_errors import (
     TeacherUnavailable,
 )
 from preceptor.v1 import teacher_pb2
+from tests.client import scripted_teacher
+from tests.client.scripted_teacher import REFUSED_ID, Failure, ScriptedTeacher, score_group, serving
 
 AWAY = Failure(grpc.StatusCode.UNAVAILABLE)
 

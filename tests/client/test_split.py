@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_teacher import score_group
 
 from preceptor.codec import prompt_group
 from preceptor.split import Limits, merge, split
 from preceptor.teacher_errors import MessageTooLarge, TeacherReplyInvalid
 from preceptor.v1 import teacher_pb2
+from tests.client.scripted_teacher import score_group
 
 WIDE = 64 * 2**20
 options = teacher_pb2.ScoreOptions(top_k=2)

@@ -10,11 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from eating_proxy import EatingProxy
-from queue_messages import group_for, slots, task
 
 from preceptor.embedded_redis import EmbeddedRedis, free_port, start_redis
 from preceptor.queue import Backlog, QueueFull, QueueUnavailable, RolloutQueue, connect, task_key
+from tests.queue.eating_proxy import EatingProxy
+from tests.queue.queue_messages import group_for, slots, task
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from queue_messages import group_for, slots, task
 
 from preceptor.queue import Backlog, Claim, RolloutQueue, task_key
 from preceptor.v1 import common_pb2, queue_pb2
+from tests.queue.queue_messages import group_for, slots, task
 
 
 def test_a_task_becomes_a_group_and_both_are_gone(make_queue, client):
