@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import redis
 
+from preceptor.messages import Claim
 from preceptor.redis_connection import QueueError
 from preceptor.v1 import queue_pb2
 
-if TYPE_CHECKING:
-    from preceptor.queue import Claim, RolloutQueue
-
 logger = logging.getLogger(__name__)
+
+TaskClaim = Claim[queue_pb2.PromptTask]
 
 
 class LeaseKeeper:
@@ -29,8 +29,20 @@ class LeaseKeeper:
         claims: those still being renewed.
     """
 
-    def __init__(self, queue: RolloutQueue, claims: Sequence[Claim[queue_pb2.PromptTask]]) -> None:
-        self._queue = queue
+    def __init__(
+        self,
+        renew: Callable[[Sequence[TaskClaim]], list[TaskClaim]],
+        lease_seconds: float,
+        claims: Sequence[TaskClaim],
+    ) -> None:
+        """
+        Args:
+            renew: restarts the leases of claims and returns those that are still ours.
+            lease_seconds: how long a lease lasts.
+            claims: what to keep.
+        """
+        self._renew = renew
+        self._lease_seconds = lease_seconds
         self.claims = list(claims)
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -49,18 +61,18 @@ class LeaseKeeper:
         self._stop.set()
         self._thread.join()
 
-    def drop(self, claim: Claim[queue_pb2.PromptTask]) -> None:
+    def drop(self, claim: TaskClaim) -> None:
         """Stop renewing a claim that is finished before the others."""
         with self._lock:
             self.claims = [kept for kept in self.claims if kept.entry_id != claim.entry_id]
 
     def _run(self) -> None:
         failing = False
-        while not self._stop.wait(self._queue.lease_seconds / 3):
+        while not self._stop.wait(self._lease_seconds / 3):
             with self._lock:
                 claims = list(self.claims)
             try:
-                kept = self._queue.renew(claims)
+                kept = self._renew(claims)
             except (QueueError, redis.RedisError) as error:
                 # Once per outage: the queue's own calls log it too.
                 if not failing:
@@ -72,7 +84,7 @@ class LeaseKeeper:
                 if claim not in kept:
                     self._lose(claim)
 
-    def _lose(self, claim: Claim[queue_pb2.PromptTask]) -> None:
+    def _lose(self, claim: TaskClaim) -> None:
         with self._lock:
             if all(held is not claim for held in self.claims):
                 return  # finished while we asked
@@ -80,5 +92,5 @@ class LeaseKeeper:
         logger.warning(
             "task entry %s is no longer ours (its lease of %g s ran out, or it was withdrawn)",
             claim.entry_id,
-            self._queue.lease_seconds,
+            self._lease_seconds,
         )

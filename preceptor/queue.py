@@ -220,7 +220,7 @@ class RolloutQueue:
 
     def leases(self, claims: Sequence[Claim[queue_pb2.PromptTask]]) -> LeaseKeeper:
         """A context in which a thread renews the claims at a third of the lease."""
-        return LeaseKeeper(self, claims)
+        return LeaseKeeper(self.renew, self.lease_seconds, claims)
 
     def finish_task(
         self, claim: Claim[queue_pb2.PromptTask], group: queue_pb2.RolloutGroup
