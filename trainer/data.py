@@ -116,7 +116,7 @@ def _render(row: dict[str, Any], folder: Path, student: LoadedModel) -> Prompt:
     if ids.size == 0:
         raise DataError("the prompt is empty")
     if student.bos_id is not None and ids[:2].tolist() == [student.bos_id, student.bos_id]:
-        raise DataError("the prompt starts with two BOS: the tokenizer adds one, so drop the text's")
+        raise DataError("the prompt starts with two BOS; the tokenizer adds its own")
     answer = row.get("answer")
     return Prompt(ids, images, None if answer is None else str(answer), str(row.get("tag") or ""))
 
