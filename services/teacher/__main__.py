@@ -35,10 +35,14 @@ def main(arguments: list[str]) -> int:
         logging.shutdown()
         # The engine's thread may hang, and an orderly exit would wait for those that wait for it.
         os._exit(1)
-    except (ConfigError, ValidationError, ModelError, UnsupportedModel, OSError) as error:
+    except (ConfigError, ValidationError, ModelError, UnsupportedModel) as error:
         logger.error("%s", error)
         # Starting again would end the same way; the launcher does not try.
         return 2
+    except OSError as error:
+        # A port that is taken may be free later.
+        logger.error("%s", error)
+        return 1
     return 0
 
 

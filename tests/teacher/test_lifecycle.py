@@ -144,7 +144,7 @@ def test_settings_that_cannot_work_end_the_process_with_the_reason(
     tmp_path, caplog, arguments, reason
 ):
     arguments = [str(tmp_path) if one == "MISSING" else one for one in arguments]
-    assert main([*arguments, "--teacher.port", "0"]) == 1
+    assert main([*arguments, "--teacher.port", "0"]) == 2
     assert reason in caplog.text
 
 
