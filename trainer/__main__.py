@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
+from transformers.utils.logging import disable_progress_bar
 
 from modeling.card import describe_model
 from modeling.compat import IncompatibleTeacher, check_compatible
@@ -25,6 +26,7 @@ from preceptor.manifest import replace_text
 from preceptor.queue import RolloutQueue
 from trainer.data import DataError, Prompt, read_prompts
 from trainer.loop import Prompts, Run
+from trainer.rewards import number
 from trainer.settings import DataSettings, TrainerConfig
 from trainer.student import Student
 
@@ -38,6 +40,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return UNUSABLE
+    disable_progress_bar()
     try:
         config = TrainerConfig.load(Path(arguments[0]), arguments[1:])
         return _train(config)
@@ -60,8 +63,8 @@ def _train(config: TrainerConfig) -> int:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(config.run.seed)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: stop.set())
     loaded = load_model(
         settings.student,
         dtype=settings.dtype,
@@ -83,13 +86,28 @@ def _train(config: TrainerConfig) -> int:
 
 
 def _read(data: DataSettings, loaded: LoadedModel) -> Prompts:
+    train = read_prompts(data.train, loaded)
+    _check_answers(data.train, train)
     evaluation: list[Prompt] = []
     if data.evaluation is not None:
         evaluation = read_prompts(data.evaluation, loaded)
+        _check_answers(data.evaluation, evaluation)
         ungraded = sum(prompt.answer is None for prompt in evaluation)
         if ungraded:
             raise DataError(f"{data.evaluation}: {ungraded} prompts have no answer to grade by")
-    return Prompts(read_prompts(data.train, loaded), evaluation)
+    return Prompts(train, evaluation)
+
+
+def _check_answers(path: Path, prompts: list[Prompt]) -> None:
+    """Find out now, not at the first grading, that an answer cannot be graded."""
+    for row, prompt in enumerate(prompts, start=1):
+        try:
+            number(prompt.answer or "0")
+        except ValueError as error:
+            raise DataError(
+                f"{path}, row {row}: answer {prompt.answer!r} is no finite number, which "
+                "evaluation.reward: numeric compares"
+            ) from error
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def grade(
         accuracy (mean reward of the greedy answers; a dropped one counts 0), the same by tag as
         accuracy/TAG with prompts/TAG, and raw_kl: mean over the sampled tokens of behaviour minus
         teacher logprob, nats; tokens the teacher finds impossible (-inf) are left out and counted
-        as teacher_impossible.
+        as teacher_impossible. No raw_kl when no token was scored.
     """
     rewards = [
         reward(decode(group.samples[0].ids), str(prompt.answer)) if group.samples else 0.0
@@ -69,7 +69,8 @@ def grade(
         [one.behaviour - one.teacher for one in sampled if one.teacher is not None] or [np.empty(0)]
     )
     finite = differences[np.isfinite(differences)]
-    metrics["raw_kl"] = float(finite.mean()) if finite.size else float("nan")
+    if finite.size:
+        metrics["raw_kl"] = float(finite.mean())
     metrics["teacher_impossible"] = int(np.isinf(differences).sum())
     metrics["tokens_scored"] = int(differences.size)
     return metrics

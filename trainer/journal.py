@@ -36,7 +36,9 @@ class Journal:
 
     def append(self, *rows: Mapping[str, Any], durable: bool = False) -> None:
         """Add rows; with durable they are on the disk when this returns."""
-        text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+        text = "".join(
+            json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n" for row in rows
+        )
         self._file.write(text.encode())
         self._file.flush()
         if durable:

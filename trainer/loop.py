@@ -241,7 +241,7 @@ class Run:
             "evaluation at step %d: accuracy %.3f, raw KL %.3f",
             self._step,
             metrics["accuracy"],
-            metrics["raw_kl"],
+            metrics.get("raw_kl", float("nan")),
         )
 
     def _write_step(self, step: int, batch: StepBatch, values: Mapping[str, float]) -> None:

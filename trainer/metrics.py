@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +26,12 @@ class Metrics:
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step or None)
 
     def write(self, event: str, step: int, values: Mapping[str, float | int | str]) -> None:
-        """One row: {"event", "step", "time" (unix seconds), **values}."""
-        row = {"event": event, "step": step, "time": round(time.time(), 3), **values}
+        """One row: {"event", "step", "time" (unix seconds), **values}.
+
+        JSON has no infinity and no NaN (the gradient norm of a skipped step): they become null.
+        """
+        row = {"event": event, "step": step, "time": round(time.time(), 3)}
+        row |= {name: value if _is_json(value) else None for name, value in values.items()}
         self._journal.append(row)
         for name, value in values.items():
             if isinstance(value, int | float):
@@ -41,3 +46,7 @@ class Metrics:
         """Flush and close both."""
         self._journal.close()
         self._board.close()
+
+
+def _is_json(value: float | int | str) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)

@@ -152,8 +152,10 @@ class TrainerSettings(Section):
     teacher_timeout_seconds: float = Field(120.0, gt=0)
     """Deadline of a call to the teacher, and how long it may stay away before the run stops."""
 
-    task_timeout_seconds: float = Field(60.0, gt=0)
-    """A prompt task without its rollout group after this long is issued again, under its id."""
+    task_timeout_seconds: float = Field(600.0, gt=0)
+    """A prompt task without its rollout group after this long is issued again, under its id. The
+    last resort: a dead worker's tasks move when its lease ends, and lost ones are noticed sooner.
+    Set it well above the time a batch of rollouts takes."""
 
     keep_policies: int = Field(3, ge=2)
     """Published policy versions to keep."""

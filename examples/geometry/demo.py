@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
 
 from examples.geometry.data import write_prompts
 from examples.geometry.outcome import read_outcome
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", default=[], help="overrides, e.g. trainer.steps=10")
     arguments = parser.parse_args()
     console = Console()
+    disable_progress_bar()
     started = time.monotonic()
     folder = arguments.dir or Path(f"runs/geometry-{arguments.seed}")
     if folder.exists():

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from modeling.head import UnsupportedModel
 from modeling.load import load_model
@@ -29,6 +30,7 @@ logger = logging.getLogger("services.rollout")
 def main(arguments: list[str]) -> int:
     """Run a worker until SIGTERM or SIGINT; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    disable_progress_bar()
     # Without a file, the environment and the command line say everything.
     named = bool(arguments) and not arguments[0].startswith("-")
     path = Path(arguments[0]) if named else None

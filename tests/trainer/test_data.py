@@ -10,8 +10,10 @@ import pytest
 
 from modeling.load import load_model
 from tests.tiny_models import BOS, IMAGE, LLAVA_FEATURES, draw_image, make_llama, make_llava
+from trainer.__main__ import _read as read_all
 from trainer.data import DataError, read_prompts, training_indices
 from trainer.rewards import numeric
+from trainer.settings import DataSettings
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] }}:{{ message['content'] }} "
@@ -120,3 +122,11 @@ def test_every_epoch_visits_every_prompt_once_in_another_order():
 )
 def test_the_last_number_is_the_answer(response, answer, wanted):
     assert numeric(response, answer) == wanted
+
+
+@pytest.mark.parametrize("answer", ["B", "nan", "inf", "1,000"])
+def test_an_answer_that_cannot_be_graded_stops_at_the_start(text_student, tmp_path, answer):
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": answer}]
+    data = DataSettings(train=write_jsonl(tmp_path, *rows))
+    with pytest.raises(DataError, match=r"row 2: .*no finite number"):
+        read_all(data, text_student)
