@@ -58,6 +58,15 @@ def write_folder(
     return manifest
 
 
+def sweep(folder: Path) -> None:
+    """Delete what a killed writer left half-done in `folder`. Call it while nobody else writes."""
+    for leftover in folder.glob(".*.tmp-*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
+
+
 def verify_folder(folder: Path) -> dict[str, Any]:
     """Check every file against the manifest and return the manifest's info.
 

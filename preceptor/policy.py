@@ -89,7 +89,7 @@ class PolicyStore:
     def prune(self, keep: int) -> None:
         """Delete all but the newest `keep` versions. The pointer's version always stays."""
         latest = self.latest()
-        found = [path for path in self.folder.glob("*-*") if path.is_dir()]
+        found = [path for path in self.folder.glob("[0-9]*-[0-9]*") if path.is_dir()]
         versions = sorted(Version(*map(int, path.name.split("-"))) for path in found)
         for version in versions[: max(0, len(versions) - keep)]:
             if version != latest:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from preceptor.manifest import CorruptFolder
+from preceptor.manifest import CorruptFolder, sweep
 from preceptor.policy import PolicyStore, Version
 
 
@@ -54,6 +54,19 @@ def test_a_failed_publication_leaves_the_old_pointer_and_no_half_folder(tmp_path
         store.publish(Version(0, 1), full_disk)
     assert store.latest() == Version(0, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-000000", "latest.json"]
+
+
+def test_what_a_killed_writer_left_behind_harms_nobody_and_is_swept(tmp_path):
+    store = PolicyStore(tmp_path)
+    store.publish(Version(3, 15), weights("good"))
+    half = tmp_path / ".4-000016.tmp-10969"
+    half.mkdir()
+    (half / "model.safetensors").write_text("ha")
+    (tmp_path / ".latest.json.tmp-10969").write_text("{")
+    store.prune(keep=1)
+    assert store.latest() == Version(3, 15)
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3-000015", "latest.json"]
 
 
 def test_a_version_is_never_rewritten(tmp_path):
