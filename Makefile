@@ -11,7 +11,8 @@ help:  ## what there is to make
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing into $(VENV) (a minute or two) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
 demo: $(READY)  ## teacher service, rollout worker and trainer on this machine: a small VLM learns

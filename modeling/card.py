@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from modeling.fingerprint import (
+    config_fingerprint,
     digest,
     image_processor_fingerprint,
     tokenizer_fingerprint,
@@ -41,6 +42,7 @@ def describe_model(loaded: LoadedModel) -> teacher_pb2.TeacherCard:
     card.identity = digest(
         {
             "weights": weights_hash(loaded.folder),
+            "config": config_fingerprint(loaded.model.config),
             "tokenizer": card.tokenizer_fingerprint,
             "eos_ids": list(loaded.eos_ids),
             "bos_id": loaded.bos_id,

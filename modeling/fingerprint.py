@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
 # Say where the settings were saved or by what they are run, not what they do to an image.
@@ -36,6 +36,19 @@ def image_processor_fingerprint(processor: BaseImageProcessor | None) -> str:
     kind = str(settings.get("image_processor_type", type(processor).__name__))
     settings["image_processor_type"] = kind.removesuffix("Pil").removesuffix("Fast")
     return digest(settings)
+
+
+def config_fingerprint(config: PreTrainedConfig) -> str:
+    """Over the model's configuration: rotary base, norm epsilon and the like change every score."""
+    settings = config.to_dict()
+    return digest(_without(settings, ("_name_or_path", "transformers_version", "dtype")))
+
+
+def _without(value: Any, names: tuple[str, ...]) -> Any:
+    """The same tree without these keys: they say where a model is from and how it was loaded."""
+    if isinstance(value, dict):
+        return {key: _without(item, names) for key, item in value.items() if key not in names}
+    return value
 
 
 def weights_hash(folder: Path) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,16 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from transformers.image_processing_utils import BaseImageProcessor
 
 from modeling.load import LoadedModel
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MAX_BYTES = 20 * 2**20
-MAX_PIXELS = 2**25
+MAX_PIXELS = 2**22
+# Longer to shorter side. Beyond, a processor that resizes the shorter side to a fixed length would
+# unfold a few kilobytes into gigabytes.
+MAX_ASPECT = 200
 # What Pillow's decoders raise on damaged files.
 DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError)
 
@@ -32,6 +38,24 @@ class ImageTooLarge(ImageError):
     """More bytes or pixels than allowed. Nothing was decoded."""
 
 
+class ImageTooNarrow(ImageTooLarge):
+    """One side is too many times the other. Nothing was decoded."""
+
+
+def image_size(
+    data: bytes, *, max_bytes: int = MAX_BYTES, max_pixels: int = MAX_PIXELS
+) -> tuple[int, int]:
+    """(width, height) in pixels, from the header alone.
+
+    Raises:
+        ImageTooLarge: more bytes or pixels than allowed.
+        ImageTooNarrow: sides in a ratio beyond MAX_ASPECT.
+        ImageError: not an image of these formats.
+    """
+    with _reading(max_pixels):
+        return _open(data, max_bytes, max_pixels).size
+
+
 def decode_image(
     data: bytes, *, max_bytes: int = MAX_BYTES, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
@@ -41,23 +65,40 @@ def decode_image(
     cannot unfold into gigabytes.
 
     Raises:
-        ImageTooLarge: more bytes or pixels than allowed.
+        ImageTooLarge, ImageTooNarrow: see image_size.
         ImageError: not an image of these formats, or damaged.
     """
+    with _reading(max_pixels):
+        return _open(data, max_bytes, max_pixels).convert("RGB")
+
+
+def _open(data: bytes, max_bytes: int, max_pixels: int) -> Image.Image:
+    """With its size checked, and no pixel decoded yet."""
     if len(data) > max_bytes:
         raise ImageTooLarge(f"the image has {len(data)} bytes, the limit is {max_bytes}")
+    with warnings.catch_warnings():
+        # Our own limit below is the one that counts.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ImageTooLarge(
+            f"the image has {width} x {height} = {width * height} pixels, the limit is "
+            f"{max_pixels}; scale it down"
+        )
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ImageTooNarrow(
+            f"the image has {width} x {height} pixels; one side may be at most {MAX_ASPECT} times "
+            "the other"
+        )
+    return image
+
+
+@contextmanager
+def _reading(max_pixels: int) -> Iterator[None]:
+    """Pillow's errors as ours."""
     try:
-        with warnings.catch_warnings():
-            # Our own limit below is the one that counts.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
-            width, height = image.size
-            if width * height > max_pixels:
-                raise ImageTooLarge(
-                    f"the image has {width} x {height} = {width * height} pixels, the limit is "
-                    f"{max_pixels}"
-                )
-            return image.convert("RGB")
+        yield
     except Image.DecompressionBombError as error:
         raise ImageTooLarge(f"the image has too many pixels, the limit is {max_pixels}") from error
     except ImageTooLarge:
@@ -70,8 +111,11 @@ def decode_image(
 def image_inputs(loaded: LoadedModel, images: Sequence[Image.Image | bytes]) -> dict[str, Tensor]:
     """Pixel values, and what else the model's forward wants of its image processor.
 
+    Encoded images are decoded and processed one after the other: a batch of them never lies in
+    memory at full size.
+
     Args:
-        images: decoded, or encoded and already checked.
+        images: decoded, or encoded and already checked by decode_image.
 
     Returns:
         On the model's device, floating values in its dtype. Empty when there are no images.
@@ -83,17 +127,42 @@ def image_inputs(loaded: LoadedModel, images: Sequence[Image.Image | bytes]) -> 
         return {}
     if loaded.image_processor is None:
         raise ImageError(f"{loaded.model_id} is a text-only model; it takes no images")
-    decoded = [decode_image(one) if isinstance(one, bytes) else one for one in images]
+    parts = [_process(loaded, loaded.image_processor, one) for one in images]
+    return {
+        name: _concatenate([part[name] for part in parts]).to(loaded.device) for name in parts[0]
+    }
+
+
+def _process(
+    loaded: LoadedModel, processor: BaseImageProcessor, image: Image.Image | bytes
+) -> dict[str, Tensor]:
+    """What the model's forward wants of one image, on the CPU."""
+    if isinstance(image, bytes):
+        # Its limits were those of whoever let it in.
+        image = decode_image(image, max_bytes=sys.maxsize, max_pixels=sys.maxsize)
     try:
-        features = loaded.image_processor(images=decoded, return_tensors="pt")
+        features = processor(images=[image], return_tensors="pt")
     except ValueError as error:
         raise ImageError(f"the image processor refuses an image: {error}") from error
     wanted = loaded.forward_arguments
     return {
-        name: value.to(loaded.device, loaded.model.dtype if value.is_floating_point() else None)
+        name: value.to(dtype=loaded.model.dtype if value.is_floating_point() else None)
         for name, value in features.items()
         if name in wanted and isinstance(value, Tensor)
     }
+
+
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """[N_i, ...] -> [sum N_i, ...]; smaller ones get zeros at their ends, as the processors that
+    take images of several sizes do themselves."""
+    sides = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    whole = parts[0].new_zeros((sum(len(part) for part in parts), *sides))
+    start = 0
+    for part in parts:
+        rows = slice(start, start + len(part))
+        whole[(rows, *(slice(side) for side in part.shape[1:]))] = part
+        start += len(part)
+    return whole
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ Only safetensors are read: a pickled checkpoint could run code.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,17 @@ from modeling.head import Head, find_head
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+# What transformers raises on files that are missing, damaged, or want a package that is not there.
+READ_ERRORS = (
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+)
+LINE_CHARACTERS = 400
 # Reported for architectures that state no limit.
 NO_LIMIT = 2**31 - 1
 
@@ -108,9 +120,9 @@ def load_model(
         trust_remote_code: run code that comes with the model. Off unless the operator names it.
 
     Raises:
-        ModelError: unknown dtype, no safetensors, no tokenizer, no image processor.
+        ModelError: unknown dtype, no such folder, a hub that does not have it; config, safetensors,
+            tokenizer or image processor missing or unreadable.
         modeling.head.UnsupportedModel: its logits cannot be reproduced.
-        OSError: files are missing or cannot be fetched.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
@@ -118,14 +130,17 @@ def load_model(
     if not list(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} holds no safetensors; pickled weights are not loaded")
     common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    config = AutoConfig.from_pretrained(folder, **common)
+    with _reading(folder, "config"):
+        config = AutoConfig.from_pretrained(folder, **common)
     multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     auto = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
-    model = auto.from_pretrained(
-        folder, config=config, dtype=DTYPES[dtype], use_safetensors=True, **common
-    )
+    with _reading(folder, "weights"):
+        model = auto.from_pretrained(
+            folder, config=config, dtype=DTYPES[dtype], use_safetensors=True, **common
+        )
     model.eval().to(device)
-    tokenizer = AutoTokenizer.from_pretrained(folder, **common)
+    with _reading(folder, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, **common)
     placeholder = _placeholder_id(config) if multimodal else None
     return LoadedModel(
         model=model,
@@ -212,20 +227,40 @@ def _fetch(path: str | Path, revision: str | None, with_code: bool) -> tuple[Pat
     """The folder with the model's files and the revision they are of."""
     if Path(path).is_dir():
         return Path(path), revision or ""
+    name = str(path)
+    # A hub id is OWNER/NAME; a few old ones are a NAME alone.
+    if isinstance(path, Path) or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise ModelError(f"model {name}: there is no such folder")
     patterns = [*HUB_FILES, "*.py"] if with_code else HUB_FILES
-    folder = Path(snapshot_download(str(path), revision=revision, allow_patterns=patterns))
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"model {name}: there is no such folder, and the Hugging Face hub does not give it: "
+            f"{_one_line(error)}"
+        ) from error
     return folder, folder.name
+
+
+@contextmanager
+def _reading(folder: Path, part: str) -> Iterator[None]:
+    """READ_ERRORS as a ModelError of one line."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        raise ModelError(f"{folder}: its {part} cannot be read: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}..."
 
 
 def _image_processor(folder: Path, common: dict[str, Any]) -> BaseImageProcessor:
     # Never the whole processor: some (InternVL's) want torchvision for their video part.
-    try:
+    settings = "image processor settings (preprocessor_config.json or processor_config.json)"
+    with _reading(folder, settings):
         return AutoImageProcessor.from_pretrained(folder, backend="pil", **common)
-    except OSError as error:
-        raise ModelError(
-            f"{folder} is an image-text model without image processor settings "
-            "(preprocessor_config.json or processor_config.json)"
-        ) from error
 
 
 def _placeholder_id(config: PreTrainedConfig) -> int | None:

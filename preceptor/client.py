@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import grpc
+from numpy.typing import ArrayLike
 
 from preceptor.channel import channel_options
-from preceptor.codec import Score, TeacherRefusal, read_group
+from preceptor.codec import Score, TeacherRefusal, encode_id_set, read_group
 from preceptor.retry_budget import RetryBudget
 from preceptor.score_job import Introduction, OnResult, Question, Request, ScoreJob
 from preceptor.split import Limits
@@ -108,13 +109,15 @@ class _Shared:
         groups: Sequence[teacher_pb2.PromptGroup],
         temperature: float | None,
         top_k: int,
+        suppressed_ids: ArrayLike,
         on_result: OnResult | None,
     ) -> ScoreJob:
+        question = Question(self._student, temperature, top_k, encode_id_set(suppressed_ids))
         limits = Limits(
             tokens=self._request_tokens,
             message_bytes=self._teacher.message_limit(self._max_message_bytes),
+            suppressed_bytes=len(question.suppressed_ids),
         )
-        question = Question(self._student, temperature, top_k)
         return ScoreJob(groups, question, self._teacher, limits, on_result)
 
 
@@ -160,6 +163,7 @@ class TeacherClient(_Shared):
         *,
         temperature: float | None = None,
         top_k: int = 0,
+        suppressed_ids: ArrayLike = (),
         timeout_seconds: float | None = None,
         on_result: OnResult | None = None,
     ) -> list[teacher_pb2.GroupResult]:
@@ -171,14 +175,18 @@ class TeacherClient(_Shared):
             groups: with distinct group_ids; see codec.prompt_group.
             temperature: of the teacher's distribution; None is 1.
             top_k: also return the teacher's k likeliest tokens at every position.
+            suppressed_ids: int [k], in any order: left out of the teacher's distribution. Give it
+                what the student's distribution leaves out; one that occurs in a response gets -inf.
             timeout_seconds: deadline of each request.
             on_result: called with each group's result as soon as it is complete, in any order.
 
         Raises:
+            CodecError: suppressed_ids that are none (nothing is sent).
             MessageTooLarge: a trajectory with its prompt fits in no message (nothing is sent).
+            TeacherReplyInvalid: among others, the teacher applied other options than these.
             TeacherError: see preceptor.teacher_errors.
         """
-        job = self._job(groups, temperature, top_k, on_result)
+        job = self._job(groups, temperature, top_k, suppressed_ids, on_result)
         for request in job.requests:
             self._send(request, self._deadline(timeout_seconds))
         return job.results()
@@ -189,6 +197,7 @@ class TeacherClient(_Shared):
         *,
         temperature: float | None = None,
         top_k: int = 0,
+        suppressed_ids: ArrayLike = (),
         timeout_seconds: float | None = None,
     ) -> list[list[Score | TeacherRefusal]]:
         """The same as numbers: per group, per trajectory, a Score or the refusal as a value.
@@ -198,7 +207,11 @@ class TeacherClient(_Shared):
             TeacherError: as score().
         """
         results = self.score(
-            groups, temperature=temperature, top_k=top_k, timeout_seconds=timeout_seconds
+            groups,
+            temperature=temperature,
+            top_k=top_k,
+            suppressed_ids=suppressed_ids,
+            timeout_seconds=timeout_seconds,
         )
         return [read_group(group, result) for group, result in zip(groups, results, strict=True)]
 
@@ -261,11 +274,12 @@ class AsyncTeacherClient(_Shared):
         *,
         temperature: float | None = None,
         top_k: int = 0,
+        suppressed_ids: ArrayLike = (),
         timeout_seconds: float | None = None,
         on_result: OnResult | None = None,
     ) -> list[teacher_pb2.GroupResult]:
         """See TeacherClient.score."""
-        job = self._job(groups, temperature, top_k, on_result)
+        job = self._job(groups, temperature, top_k, suppressed_ids, on_result)
         gate, timeout = asyncio.Semaphore(self._concurrency), self._deadline(timeout_seconds)
         sending = [asyncio.ensure_future(self._send(one, timeout, gate)) for one in job.requests]
         try:
@@ -281,11 +295,16 @@ class AsyncTeacherClient(_Shared):
         *,
         temperature: float | None = None,
         top_k: int = 0,
+        suppressed_ids: ArrayLike = (),
         timeout_seconds: float | None = None,
     ) -> list[list[Score | TeacherRefusal]]:
         """See TeacherClient.scores."""
         results = await self.score(
-            groups, temperature=temperature, top_k=top_k, timeout_seconds=timeout_seconds
+            groups,
+            temperature=temperature,
+            top_k=top_k,
+            suppressed_ids=suppressed_ids,
+            timeout_seconds=timeout_seconds,
         )
         return [read_group(group, result) for group, result in zip(groups, results, strict=True)]
 

@@ -47,12 +47,47 @@ class TeacherRefusal(CodecError):
 
 
 def encode_ids(ids: ArrayLike) -> bytes:
-    """Token ids as int32 bytes.
+    """Token ids [n] as int32 bytes.
 
     Raises:
-        CodecError: not integers, negative, or beyond int32 (2^31 and more never reach the wire).
+        CodecError: no one-dimensional array, not integers, negative, or beyond int32 (2^31 and more
+            never reach the wire).
     """
-    array = np.asarray(ids)
+    return _encode_ids(_array(ids, 1, "token ids"))
+
+
+def encode_id_table(ids: ArrayLike) -> bytes:
+    """Token ids [n, k], such as named_ids, as int32 bytes, row after row.
+
+    Raises:
+        CodecError: as encode_ids, of two dimensions.
+    """
+    return _encode_ids(_array(ids, 2, "token ids"))
+
+
+def encode_id_set(ids: ArrayLike) -> bytes:
+    """Token ids [n] as int32 bytes, ascending, each once: equal sets are equal bytes.
+
+    Raises:
+        CodecError: as encode_ids.
+    """
+    return np.unique(decode_ids(encode_ids(ids))).tobytes()
+
+
+def _array(values: ArrayLike, dimensions: int, what: str) -> NDArray:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise CodecError(f"{what} are no array: {error}") from error
+    if array.ndim != dimensions:
+        raise CodecError(
+            f"{what} must have {dimensions} dimension{'s' * (dimensions > 1)}, found "
+            f"{array.ndim} (shape {array.shape})"
+        )
+    return array
+
+
+def _encode_ids(array: NDArray) -> bytes:
     if array.size == 0:
         return b""
     if array.dtype.kind not in "iu":
@@ -112,9 +147,9 @@ def encode_mask(mask: ArrayLike) -> bytes:
     """A 0/1 mask as uint8 bytes.
 
     Raises:
-        CodecError: a value other than 0 and 1.
+        CodecError: no one-dimensional array, or a value other than 0 and 1.
     """
-    array = np.asarray(mask)
+    array = _array(mask, 1, "mask values")
     if array.size and not np.isin(array, (0, 1)).all():
         raise CodecError("a mask holds only 0 and 1")
     return np.ascontiguousarray(array, dtype=MASK).tobytes()
@@ -176,15 +211,21 @@ def prompt_group(
         loss_masks: each 0/1 [tokens]; None: everything was written by the student.
 
     Raises:
-        CodecError: ids or masks the wire does not allow.
+        CodecError: ids or masks the wire does not allow, such as one flat list of ids for
+            `responses`, or a mask of another length than its response.
     """
-    trajectories = [
-        teacher_pb2.Trajectory(trajectory_id=str(index), response_ids=encode_ids(response))
-        for index, response in enumerate(responses)
-    ]
-    if loss_masks is not None:
-        for trajectory, mask in zip(trajectories, loss_masks, strict=True):
-            trajectory.loss_mask = encode_mask(mask)
+    if loss_masks is not None and len(loss_masks) != len(responses):
+        raise CodecError(f"{len(loss_masks)} loss_masks for {len(responses)} responses")
+    trajectories = []
+    for index, response in enumerate(responses):
+        ids = _encode_ids(_array(response, 1, f"response {index}: token ids"))
+        mask = b"" if loss_masks is None else encode_mask(loss_masks[index])
+        count = len(ids) // IDS.itemsize
+        if loss_masks is not None and len(mask) != count:
+            raise CodecError(f"response {index}: a mask of {len(mask)} values for {count} tokens")
+        trajectories.append(
+            teacher_pb2.Trajectory(trajectory_id=str(index), response_ids=ids, loss_mask=mask)
+        )
     return teacher_pb2.PromptGroup(
         group_id=group_id, prompt=prompt_message(prompt_ids, images), trajectories=trajectories
     )

@@ -28,8 +28,8 @@ from preceptor.redis_connection import (
     QueueUnavailable,
     connect,
 )
-from preceptor.streams import FIELD, Entry, Stream, is_group_missing
-from preceptor.v1 import common_pb2, queue_pb2
+from preceptor.streams import FIELD, Entry, Stream, Tail, is_group_missing
+from preceptor.v1 import queue_pb2
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -63,7 +63,7 @@ class RolloutQueue:
     """One run's queue. Thread-safe, blocking; every call waits through an outage of Redis.
 
     Any call raises QueueUnavailable when Redis stays away longer than `retry_seconds`. Calls that
-    add (put_tasks, finish_task, dead_letter, set_policy, beat) raise QueueFull at maxmemory.
+    add (put_tasks, finish_task, dead_letter, beat) raise QueueFull at maxmemory.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class RolloutQueue:
         self._patience = Patience(client, retry_seconds)
         self._tasks = Stream(client, self._patience, self._key("tasks"), consumer)
         self._groups = Stream(client, self._patience, self._key("groups"), TRAINER)
+        self._dead = Tail(client, self._patience, self._key("dead"))
         self._held: set[str] = set()
         self._own_cursor: str | None = "0"
         self._failures_seen = 0
@@ -123,6 +124,8 @@ class RolloutQueue:
         if not tasks:
             return
         payloads = [pack(task) for task in tasks]
+        # What becomes of these is news, whenever new_dead_letters is first called.
+        self._dead.start()
 
         def write(pipe: Pipeline) -> None:
             for payload in payloads:
@@ -156,24 +159,18 @@ class RolloutQueue:
             self._transact(lambda pipe: self._groups.remove(pipe, entry_ids))
             self._held.difference_update(entry_ids)
 
+    def new_dead_letters(self) -> list[queue_pb2.DeadLetter]:
+        """Tasks that went to the dead letters since the last call, oldest first.
+
+        The first call reaches back to the first `put_tasks` of this object; without one it finds
+        nothing. After Redis was flushed or lost its last writes, old letters may come again.
+        """
+        letters = [queue_pb2.DeadLetter.FromString(payload) for payload in self._dead.read()]
+        return [letter for letter in letters if letter.source_stream == self._tasks.key]
+
     def clear_tasks(self) -> None:
         """Drop all outstanding tasks, running ones included (a new incarnation starts)."""
         self._transact(self._tasks.recreate)
-
-    def set_policy(self, version: common_pb2.PolicyVersion, path: str) -> None:
-        """Point workers to the newest published policy."""
-        fields = {"incarnation": version.incarnation, "step": version.step, "path": path}
-        self._patience.call(lambda: self._redis.hset(self._key("policy"), mapping=fields))
-
-    def get_policy(self) -> tuple[common_pb2.PolicyVersion, str] | None:
-        """The newest published policy and where it lies; None before the first."""
-        found = self._patience.call(lambda: self._redis.hgetall(self._key("policy")))
-        if not found:
-            return None
-        version = common_pb2.PolicyVersion(
-            incarnation=int(found[b"incarnation"]), step=int(found[b"step"])
-        )
-        return version, found[b"path"].decode()
 
     def backlog(self) -> Backlog:
         """How much is where, at one moment."""
@@ -183,7 +180,7 @@ class RolloutQueue:
             for stream in (self._tasks, self._groups):
                 pipe.xlen(stream.key)
                 pipe.xpending(stream.key, stream.group)
-            pipe.xlen(self._key("dead"))
+            pipe.xlen(self._dead.key)
             return pipe.execute(raise_on_error=False)
 
         tasks, running, groups, held, dead = map(_count, self._patience.call(ask))
@@ -234,10 +231,13 @@ class RolloutQueue:
 
         self._transact(write)
 
-    def release(self, claims: Sequence[Claim[queue_pb2.PromptTask]]) -> None:
-        """Give tasks back unworked (a graceful stop): another worker may take them at once."""
+    def release(
+        self, claims: Sequence[Claim[queue_pb2.PromptTask]], after_seconds: float = 0.0
+    ) -> None:
+        """Give tasks back unworked: any worker may take them, at once (a graceful stop) or
+        `after_seconds` from now (they cannot be served yet), lease_seconds at most."""
         deliveries = {claim.entry_id: claim.deliveries for claim in claims}
-        self._tasks.release(deliveries, self.lease_seconds)
+        self._tasks.release(deliveries, max(0.0, self.lease_seconds - after_seconds))
 
     # Both sides'.
 
@@ -250,7 +250,7 @@ class RolloutQueue:
 
     def dead_letters(self, count: int = 100) -> list[queue_pb2.DeadLetter]:
         """The oldest `count` dead letters."""
-        rows = self._patience.call(lambda: self._redis.xrange(self._key("dead"), count=count))
+        rows = self._patience.call(lambda: self._redis.xrange(self._dead.key, count=count))
         return [queue_pb2.DeadLetter.FromString(fields[FIELD]) for _, fields in rows]
 
     def beat(self, kind: str, name: str, info: heartbeats.Info, ttl_seconds: float = 15.0) -> None:
@@ -320,7 +320,7 @@ class RolloutQueue:
         )
 
         def write(pipe: Pipeline) -> None:
-            pipe.xadd(self._key("dead"), {FIELD: letter.SerializeToString()})
+            pipe.xadd(self._dead.key, {FIELD: letter.SerializeToString()})
             stream.remove(pipe, [entry.entry_id])
 
         self._transact(write)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from preceptor.codec import decode_ids
 from preceptor.split import Limits, Piece, merge, split
 from preceptor.teacher_errors import TeacherChanged, TeacherReplyInvalid
 from preceptor.v1 import teacher_pb2
@@ -60,11 +61,31 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Question:
-    """What every request of a score() call says besides its groups."""
+    """What every request of a score() call says besides its groups.
+
+    Attributes:
+        suppressed_ids: as bytes, ascending, each once.
+    """
 
     student: str
     temperature: float | None
     top_k: int
+    suppressed_ids: bytes = b""
+
+    def check_applied(self, result: teacher_pb2.GroupResult) -> None:
+        """Raise TeacherReplyInvalid where the teacher applied something else than was asked."""
+        asked: dict[str, float | bytes] = {
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_k": self.top_k,
+            "suppressed_ids": self.suppressed_ids,
+        }
+        for name, value in asked.items():
+            applied = getattr(result, name)
+            if applied != value:
+                raise TeacherReplyInvalid(
+                    f"group {result.group_id!r} was scored with {name} {_readable(applied)}, asked "
+                    f"for {_readable(value)}: does the teacher run this version of preceptor?"
+                )
 
 
 class Request:
@@ -87,7 +108,9 @@ class Request:
             expected_identity=self._job.teacher.identity,
             groups=[piece.group for piece in self._open.values()],
             options=teacher_pb2.ScoreOptions(
-                temperature=question.temperature, top_k=question.top_k
+                temperature=question.temperature,
+                top_k=question.top_k,
+                suppressed_ids=question.suppressed_ids,
             ),
         )
 
@@ -96,7 +119,8 @@ class Request:
 
         Raises:
             TeacherChanged: from another teacher.
-            TeacherReplyInvalid: not for an open group of this request, or of another shape.
+            TeacherReplyInvalid: not for an open group of this request, of another shape, or scored
+                with other options.
         """
         self._job.teacher.check(result.identity)
         piece = self._open.pop(result.group_id, None)
@@ -109,6 +133,7 @@ class Request:
                 f"group {result.group_id!r}: {len(result.trajectories)} results for "
                 f"{len(piece.group.trajectories)} trajectories"
             )
+        self._job.question.check_applied(result)
         self._job.deliver(piece, result)
 
     def end(self) -> None:
@@ -159,3 +184,7 @@ class ScoreJob:
     def results(self) -> list[teacher_pb2.GroupResult]:
         """All results, in the order of the groups; every request must be done."""
         return [self._results[index] for index in range(len(self._groups))]
+
+
+def _readable(option: float | bytes) -> str:
+    return str(decode_ids(option).tolist() if isinstance(option, bytes) else option)

@@ -23,10 +23,12 @@ class Limits:
     Attributes:
         tokens: prompt (once a group) and response tokens. A single trajectory may exceed it.
         message_bytes: of the request, and of the reply to each of its groups. Nothing exceeds it.
+        suppressed_bytes: that travel with every request and come back with every group.
     """
 
     tokens: int
     message_bytes: int
+    suppressed_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def split(
             # Pieces of one group never share a request: their group_id is unique within it.
             if not requests or not fits or piece.first > 0:
                 requests.append([])
-                tokens, request_bytes = 0, _PER_REQUEST
+                tokens, request_bytes = 0, _PER_REQUEST + limits.suppressed_bytes
             requests[-1].append(piece)
             tokens += cost.tokens
             request_bytes += cost.request_bytes
@@ -93,20 +95,13 @@ def merge(
     """One result from those of a group's pieces, given in order.
 
     Raises:
-        TeacherReplyInvalid: the pieces were scored differently, or the trajectories are not those
-            of the group in its order.
+        TeacherReplyInvalid: the trajectories are not those of the group in its order.
     """
     merged = parts[0]
     if len(parts) > 1:
         merged = teacher_pb2.GroupResult()
         merged.CopyFrom(parts[0])
     for part in parts[1:]:
-        if (part.temperature, part.top_k) != (merged.temperature, merged.top_k):
-            raise TeacherReplyInvalid(
-                f"group {group.group_id!r} was scored at temperature {merged.temperature}, top_k "
-                f"{merged.top_k} and at {part.temperature}, {part.top_k}: are the teacher's "
-                "replicas alike?"
-            )
         merged.trajectories.extend(part.trajectories)
     asked = [trajectory.trajectory_id for trajectory in group.trajectories]
     got = [trajectory.trajectory_id for trajectory in merged.trajectories]
@@ -146,16 +141,20 @@ def _pieces(
 
 def _fits(cost: _Cost, limits: Limits) -> bool:
     return (
-        cost.tokens <= limits.tokens
-        and cost.request_bytes + _PER_REQUEST <= limits.message_bytes
-        and cost.reply_bytes <= limits.message_bytes
+        cost.tokens <= limits.tokens and max(_message_bytes(cost, limits)) <= limits.message_bytes
     )
+
+
+def _message_bytes(cost: _Cost, limits: Limits) -> tuple[int, int]:
+    """Of a request of these pieces alone, and of its reply."""
+    shared = limits.suppressed_bytes
+    return cost.request_bytes + _PER_REQUEST + shared, cost.reply_bytes + shared
 
 
 def _check_bytes(
     group: teacher_pb2.PromptGroup, trajectory: int, cost: _Cost, limits: Limits
 ) -> None:
-    request, reply = cost.request_bytes + _PER_REQUEST, cost.reply_bytes
+    request, reply = _message_bytes(cost, limits)
     if max(request, reply) > limits.message_bytes:
         what, size = ("request", request) if request >= reply else ("reply", reply)
         raise MessageTooLarge(

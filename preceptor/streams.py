@@ -1,4 +1,5 @@
-"""One Redis stream read by one consumer group: reads, leases, lost groups. Knows no messages.
+"""One Redis stream read by one consumer group: reads, leases, lost groups; or followed by ids,
+without a group. Knows no messages.
 
 Works alike on Redis 6.2 and 7: stale entries are found by XPENDING IDLE and taken by XCLAIM, which
 also says how often each was delivered; XAUTOCLAIM does not, and its reply differs between the two.
@@ -7,6 +8,7 @@ also says how often each was delivered; XAUTOCLAIM does not, and its reply diffe
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -115,7 +117,7 @@ class Stream:
         return set(ours)
 
     def release(self, deliveries: dict[str, int], idle_seconds: float) -> None:
-        """Give entries back unused: stale at once for others, this delivery uncounted."""
+        """Give entries back unused: not renewed for `idle_seconds`, this delivery uncounted."""
         for entry_id in self.pending(list(deliveries), self.consumer):
             give_back = partial(
                 self._redis.xclaim,
@@ -179,6 +181,43 @@ class Stream:
                 raise
         else:
             logger.info("made the consumer group of %s (new, or Redis was flushed)", self.key)
+
+
+class Tail:
+    """What is added to a stream, for one reader who claims nothing. Thread-safe."""
+
+    def __init__(self, client: redis.Redis, patience: Patience, key: str) -> None:
+        self.key = key
+        self._redis: Any = client
+        self._patience = patience
+        self._lock = threading.Lock()
+        # Id of the last entry read; b"-", Redis' word for the smallest id, before any.
+        self._seen: bytes | None = None
+
+    def start(self) -> None:
+        """Pass over what is there now. Only the first call does anything, or the first `read`."""
+        with self._lock:
+            if self._seen is None:
+                last = self._patience.call(lambda: self._redis.xrevrange(self.key, count=1))
+                self._seen = last[0][0] if last else b"-"
+
+    def read(self) -> list[bytes]:
+        """Payloads added since the last `read` or the start; entries without our field are passed
+        over. If the last entry read is gone, so may its ids be (a flush): everything is new."""
+        self.start()
+        with self._lock:
+            rows = self._range(self._seen)
+            if rows and rows[0][0] == self._seen:
+                del rows[0]
+            elif self._seen != b"-":
+                rows = self._range(b"-")
+                self._seen = b"-"
+            if rows:
+                self._seen = rows[-1][0]
+        return [fields[FIELD] for _, fields in rows if FIELD in fields]
+
+    def _range(self, first: bytes | None) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        return self._patience.call(lambda: self._redis.xrange(self.key, min=first))
 
 
 def is_group_missing(error: redis.ResponseError) -> bool:

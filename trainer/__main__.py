@@ -22,16 +22,38 @@ from modeling.head import UnsupportedModel
 from modeling.load import LoadedModel, ModelError, load_model
 from preceptor.client import TeacherClient
 from preceptor.config import ConfigError
+from preceptor.lock import RunFolderBusy, run_folder_lock
 from preceptor.manifest import replace_text
 from preceptor.queue import RolloutQueue
-from trainer.data import DataError, Prompt, read_prompts
-from trainer.loop import Prompts, Run
+from trainer.advantages import NonFinite, SmallBatch
+from trainer.checkpoint import UnusableCheckpoint
+from trainer.data import DataError, Prompt, check_lengths, read_prompts
+from trainer.loop import NonFiniteRun, Prompts, Run
 from trainer.rewards import number
 from trainer.settings import DataSettings, TrainerConfig
+from trainer.step import NothingToTrain
 from trainer.student import Student
+from trainer.tasks import TaskFailed
 
 UNUSABLE = 2
 STOPPED = 128 + signal.SIGTERM
+
+# Starting again from the same settings, data and checkpoint would end the same way.
+DETERMINISTIC = (
+    ConfigError,
+    ValidationError,
+    DataError,
+    ModelError,
+    UnsupportedModel,
+    IncompatibleTeacher,
+    RunFolderBusy,
+    UnusableCheckpoint,
+    TaskFailed,
+    NothingToTrain,
+    SmallBatch,
+    NonFinite,
+    NonFiniteRun,
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -44,21 +66,18 @@ def main(arguments: list[str]) -> int:
     try:
         config = TrainerConfig.load(Path(arguments[0]), arguments[1:])
         return _train(config)
-    except (
-        ConfigError,
-        ValidationError,
-        DataError,
-        ModelError,
-        UnsupportedModel,
-        IncompatibleTeacher,
-    ) as error:
+    except DETERMINISTIC as error:
         print(f"trainer: {error}", file=sys.stderr)
         return UNUSABLE
 
 
 def _train(config: TrainerConfig) -> int:
+    with run_folder_lock(config.run.dir, "trainer"):
+        return _train_alone(config)
+
+
+def _train_alone(config: TrainerConfig) -> int:
     settings = config.trainer
-    replace_text(config.run.dir / "config.yaml", config.resolved())
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(config.run.seed)
@@ -78,10 +97,15 @@ def _train(config: TrainerConfig) -> int:
         timeout_seconds=settings.teacher_timeout_seconds,
         retry_seconds=settings.teacher_timeout_seconds,
     ) as teacher:
-        check_compatible(describe_model(loaded), teacher.describe(), settings.allow_mismatch)
+        card = teacher.describe()
+        check_compatible(describe_model(loaded), card, settings.allow_mismatch)
+        limit = min(loaded.max_sequence_tokens, card.max_sequence_tokens)
+        check_lengths("trainer.data.train", prompts.train, settings.max_new_tokens, limit)
+        check_lengths("trainer.data.evaluation", prompts.evaluation, settings.max_new_tokens, limit)
         student = Student(loaded, settings.optimiser, settings.steps)
         queue = RolloutQueue.open(config, "trainer")
         run = Run(config, student, prompts, queue, teacher, stop)
+        replace_text(config.run.dir / "config.yaml", config.resolved())
         return 0 if run.run() else STOPPED
 
 
@@ -101,8 +125,10 @@ def _read(data: DataSettings, loaded: LoadedModel) -> Prompts:
 def _check_answers(path: Path, prompts: list[Prompt]) -> None:
     """Find out now, not at the first grading, that an answer cannot be graded."""
     for row, prompt in enumerate(prompts, start=1):
+        if prompt.answer is None:
+            continue
         try:
-            number(prompt.answer or "0")
+            number(prompt.answer)
         except ValueError as error:
             raise DataError(
                 f"{path}, row {row}: answer {prompt.answer!r} is no finite number, which "

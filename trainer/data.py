@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,27 @@ def read_prompts(path: Path, student: LoadedModel) -> list[Prompt]:
     return prompts
 
 
+def check_lengths(name: str, prompts: Sequence[Prompt], max_new_tokens: int, limit: int) -> None:
+    """Find out now that a prompt leaves no room for its response.
+
+    Args:
+        name: of the setting that names the file, for the message.
+        prompts: its rows.
+        max_new_tokens: longest response.
+        limit: longest prompt + response that student and teacher take.
+
+    Raises:
+        DataError: naming the row.
+    """
+    for row, prompt in enumerate(prompts, start=1):
+        if len(prompt.ids) + max_new_tokens > limit:
+            raise DataError(
+                f"{name}, row {row}: a prompt of {len(prompt.ids)} tokens and trainer."
+                f"max_new_tokens {max_new_tokens} exceed the {limit} tokens that student and "
+                "teacher take; shorten one or the other"
+            )
+
+
 def training_indices(count: int, step: int, batch: int, seed: int) -> list[int]:
     """Which prompts a step trains on: a pure function of its number, so the step is the cursor.
 
@@ -90,7 +112,8 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         if path.suffix == ".parquet":
             return pyarrow.parquet.read_table(path).to_pylist()
         if path.suffix == ".jsonl":
-            lines = path.read_text().splitlines()
+            # Not splitlines(): it also cuts at separators that are legal inside JSON strings.
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
             return [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
@@ -98,9 +121,14 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _render(row: dict[str, Any], folder: Path, student: LoadedModel) -> Prompt:
+    if not isinstance(row, dict):
+        raise DataError(f"a row is a mapping, not {type(row).__name__}")
     if "prompt" not in row:
         raise DataError(f"no column `prompt`, found {sorted(row)}")
-    images = tuple(_image_bytes(one, folder) for one in row.get("images") or ())
+    given = row.get("images") or []
+    if not isinstance(given, list):
+        raise DataError(f"images are a list, not {type(given).__name__}")
+    images = tuple(_image_bytes(one, folder) for one in given)
     text_ids = _token_ids(row["prompt"], student)
     placeholder = student.image_placeholder_id
     if placeholder is None:

@@ -18,7 +18,7 @@ from preceptor.codec import (
     decode_mask,
 )
 from preceptor.policy import Version
-from preceptor.v1 import queue_pb2, teacher_pb2
+from preceptor.v1 import common_pb2, queue_pb2, teacher_pb2
 from trainer.lineage import Lineage
 
 
@@ -78,15 +78,25 @@ def check_group(
     group: queue_pb2.RolloutGroup,
     lineage: Lineage,
     max_staleness: int,
+    vocabulary: int,
 ) -> Group:
     """Hold a rollout group against the task it answers, and read it.
 
     A sample without tokens is dropped and counted; it is no fault.
 
+    Args:
+        task: what was asked for.
+        group: what came.
+        lineage, max_staleness: which policies' tokens are accepted.
+        vocabulary: the student's embedding rows.
+
     Raises:
-        InvalidGroup: another prompt or other sample indices than asked for, arrays that do not fit
-            each other, suppressed or too many ids, a policy outside the lineage or too old.
+        InvalidGroup: another prompt, other sampling settings or sample indices than asked for,
+            arrays that do not fit each other, ids outside the vocabulary, suppressed or too many,
+            a finish reason they belie, a policy outside the lineage or too old.
     """
+    if group.sampling != task.sampling:
+        raise InvalidGroup(f"it was sampled with {_line(group.sampling)}")
     ours, theirs = task.prompt, group.prompt
     same_images = [one.sha256 for one in ours.images] == [one.sha256 for one in theirs.images]
     if ours.token_ids != theirs.token_ids or not same_images:
@@ -101,22 +111,21 @@ def check_group(
             sample = _read(rollout)
         except CodecError as error:
             raise InvalidGroup(f"sample {rollout.sample}: {error}") from error
-        if len(sample.ids) > task.sampling.max_new_tokens:
-            raise InvalidGroup(
-                f"sample {sample.index} has {len(sample.ids)} tokens, max_new_tokens is "
-                f"{task.sampling.max_new_tokens}"
-            )
-        if np.isin(sample.ids[sample.mask], suppressed).any():
-            raise InvalidGroup(f"sample {sample.index} holds an id that sampling may not produce")
         if len(sample.ids) == 0:
             dropped[sample.index] = "empty"
             continue
-        if not lineage.accepts(sample.version, task.id.step, max_staleness):
-            raise InvalidGroup(
-                f"sample {sample.index} was written by policy {sample.version}; step "
-                f"{task.id.step} of incarnation {lineage.incarnation} accepts max_staleness "
-                f"{max_staleness}"
-            )
+        if ((sample.ids < 0) | (sample.ids >= vocabulary)).any():
+            raise InvalidGroup(f"sample {sample.index} has an id outside [0, {vocabulary})")
+        if np.isin(sample.ids[sample.mask], suppressed).any():
+            raise InvalidGroup(f"sample {sample.index} holds an id that sampling may not produce")
+        _check_end(task.sampling, rollout, sample)
+        for span in rollout.policy_spans:
+            version = Version.of(span.version)
+            if not lineage.accepts(version, task.id.step, max_staleness):
+                raise InvalidGroup(
+                    f"sample {sample.index} was written by policy {version}; step {task.id.step} "
+                    f"of incarnation {lineage.incarnation} accepts max_staleness {max_staleness}"
+                )
         samples.append(sample)
     return Group(task, tuple(samples), dropped)
 
@@ -149,3 +158,25 @@ def _read(rollout: queue_pb2.Rollout) -> Sample:
         truncated=rollout.finish_reason == queue_pb2.FINISH_REASON_LENGTH,
         version=min(versions, default=Version(0, 0)),
     )
+
+
+def _check_end(
+    sampling: common_pb2.SamplingSettings, rollout: queue_pb2.Rollout, sample: Sample
+) -> None:
+    """The response ends as its finish reason says."""
+    count, limit = len(sample.ids), sampling.max_new_tokens
+    if count > limit:
+        raise InvalidGroup(f"sample {sample.index} has {count} tokens, max_new_tokens is {limit}")
+    if rollout.finish_reason == queue_pb2.FINISH_REASON_STOP:
+        fits = sample.ids[-1] in decode_ids(sampling.eos_ids)
+    else:
+        fits = rollout.finish_reason == queue_pb2.FINISH_REASON_LENGTH and count == limit
+    if not fits:
+        reason = queue_pb2.FinishReason.Name(rollout.finish_reason)
+        raise InvalidGroup(
+            f"sample {sample.index}: {reason} after {count} tokens ending in {sample.ids[-1]}"
+        )
+
+
+def _line(message: common_pb2.SamplingSettings) -> str:
+    return ", ".join(str(message).split("\n")).strip(", ")

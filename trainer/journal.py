@@ -34,19 +34,17 @@ class Journal:
             )
         self._file.truncate(length)
 
-    def append(self, *rows: Mapping[str, Any], durable: bool = False) -> None:
-        """Add rows; with durable they are on the disk when this returns."""
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Add rows; readers see them at once, the disk may not yet."""
         text = "".join(
             json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n" for row in rows
         )
         self._file.write(text.encode())
         self._file.flush()
-        if durable:
-            os.fsync(self._file.fileno())
 
-    @property
-    def length(self) -> int:
-        """Bytes written so far, everything before included."""
+    def durable_length(self) -> int:
+        """Bytes written so far, everything before included, all of them on the disk."""
+        os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from google.protobuf.message import DecodeError
+
 from preceptor.client import TeacherClient
-from preceptor.codec import TeacherRefusal
+from preceptor.codec import TeacherRefusal, decode_ids
 from preceptor.queue import Claim, RolloutQueue
 from preceptor.v1 import queue_pb2, teacher_pb2
 from trainer.groups import Group, InvalidGroup, check_group, with_scores
@@ -76,6 +78,7 @@ class Loader:
         teacher: TeacherClient,
         lineage: Lineage,
         *,
+        vocabulary: int,
         max_staleness: int,
         task_timeout_seconds: float,
         score_batch_groups: int,
@@ -85,6 +88,7 @@ class Loader:
         Args:
             queue, teacher: connected, used from the loader's threads from now on.
             lineage: which policies' tokens are accepted.
+            vocabulary: the student's embedding rows.
             max_staleness: of training groups; evaluation accepts none.
             task_timeout_seconds: when a task is issued again.
             score_batch_groups: groups in one call to the teacher.
@@ -93,6 +97,7 @@ class Loader:
         self._queue = queue
         self._teacher = teacher
         self._lineage = lineage
+        self._vocabulary = vocabulary
         self._max_staleness = max_staleness
         self._score_batch_groups = score_batch_groups
         self._stop = stop
@@ -129,11 +134,14 @@ class Loader:
         started = time.monotonic()
         with self._changed:
             batch = self._batches[kind, step]
-            while not batch.complete:
-                if self._failure is not None:
-                    raise self._failure
+            while True:
+                # Before completeness: a trainer that never has to wait can be stopped all the same.
                 if self._stop.is_set():
                     raise Stopped
+                if self._failure is not None:
+                    raise self._failure
+                if batch.complete:
+                    break
                 self._changed.wait(0.5)
             del self._batches[kind, step]
         arrived = max(started, batch.arrived_at)
@@ -177,7 +185,7 @@ class Loader:
             training = task.kind == queue_pb2.TASK_KIND_TRAIN
             allowed = self._max_staleness if training else 0
             try:
-                group = check_group(task, message, self._lineage, allowed)
+                group = check_group(task, message, self._lineage, allowed, self._vocabulary)
             except InvalidGroup as error:
                 self.invalid += 1
                 logger.error(
@@ -189,7 +197,7 @@ class Loader:
                     error,
                 )
                 self._queue.dead_letter(claim, str(error))
-                self._queue.put_tasks([task])
+                self._fail_task(task, str(error))
                 continue
             self._accept(group, claim)
         self._queue.ack_groups(done)
@@ -233,7 +241,11 @@ class Loader:
 
     def _score(self, groups: Sequence[Group]) -> None:
         requests = [_request(str(index), group) for index, group in enumerate(groups)]
-        for group, scores in zip(groups, self._teacher.scores(requests), strict=True):
+        # The same for all tasks of a run. What the student cannot write must not weigh in the
+        # teacher's distribution either: a teacher equal to the student then gives k = 0.
+        suppressed = decode_ids(groups[0].task.sampling.suppressed_ids)
+        results = self._teacher.scores(requests, suppressed_ids=suppressed)
+        for group, scores in zip(groups, results, strict=True):
             refusals = [one for one in scores if isinstance(one, TeacherRefusal)]
             if refusals:
                 logger.warning(
@@ -247,11 +259,24 @@ class Loader:
             with self._changed:
                 self._place(with_scores(group, scores))
 
+    def _fail_task(self, task: queue_pb2.PromptTask, reason: str) -> None:
+        with self._changed:
+            again = self._table.fail(task, reason, time.monotonic())
+        if again:
+            self._queue.put_tasks([task])
+
     def _issue_again(self) -> None:
         now = time.monotonic()
         if now < self._next_check:
             return
         self._next_check = now + CHECK_SECONDS
+        for letter in self._queue.new_dead_letters():
+            try:
+                task = queue_pb2.PromptTask.FromString(letter.payload)
+            except DecodeError:
+                # Somebody else's entry in our stream: whoever buried it has logged it.
+                continue
+            self._fail_task(task, letter.reason)
         backlog = self._queue.backlog()
         empty = not (backlog.tasks_waiting or backlog.tasks_running or backlog.groups_waiting)
         with self._changed:

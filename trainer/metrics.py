@@ -37,10 +37,9 @@ class Metrics:
             if isinstance(value, int | float):
                 self._board.add_scalar(f"{event}/{name}", value, step)
 
-    @property
-    def length(self) -> int:
-        """Bytes of metrics.jsonl."""
-        return self._journal.length
+    def durable_length(self) -> int:
+        """Bytes of metrics.jsonl, all of them on the disk."""
+        return self._journal.durable_length()
 
     def close(self) -> None:
         """Flush and close both."""

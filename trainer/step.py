@@ -66,6 +66,8 @@ def train_step(
     mask = pad_sequence([torch.from_numpy(one.mask) for one in samples], batch_first=True)
     teacher = _pad([_scored(one.teacher) for one in samples])
     behaviour = _pad([one.behaviour for one in samples])
+    if not mask.any():
+        raise NothingToTrain(f"step {step}: no token of any sample was written by the student")
     batches = list(micro_batches(groups, micro_batch_tokens))
     student.zero_gradients()
     # With a single micro-batch one forward pass serves as old and new: the weights are the same.

@@ -66,11 +66,20 @@ def _seed(*parts: int) -> int:
     return int.from_bytes(digest, "little")
 
 
+# A task that fails this often will fail again.
+MAX_FAILURES = 3
+
+
+class TaskFailed(RuntimeError):
+    """A prompt task that nobody can do."""
+
+
 @dataclass
 class _Outstanding:
     task: queue_pb2.PromptTask
     issued_at: float
     timeout_seconds: float
+    failures: int = 0
 
 
 class TaskTable:
@@ -98,6 +107,27 @@ class TaskTable:
         """The task this group answers; None for a duplicate or a leftover."""
         found = self._outstanding.get(task_key(group.id, group.kind))
         return found.task if found else None
+
+    def fail(self, task: queue_pb2.PromptTask, reason: str, now: float) -> bool:
+        """A worker gave the task up, or its group was invalid: it is to be issued again.
+
+        Returns:
+            False for a task that is not outstanding: there is nothing to do.
+
+        Raises:
+            TaskFailed: it failed MAX_FAILURES times.
+        """
+        entry = self._outstanding.get(task_key(task.id, task.kind))
+        if entry is None:
+            return False
+        entry.failures += 1
+        entry.issued_at = now
+        if entry.failures >= MAX_FAILURES:
+            raise TaskFailed(
+                f"step {task.id.step} slot {task.id.slot} failed {entry.failures} times, at last "
+                f"because: {reason}"
+            )
+        return True
 
     def settle(self, task: queue_pb2.PromptTask) -> None:
         """Its group was accepted."""

@@ -37,6 +37,8 @@ def main() -> int:
     started = time.monotonic()
     folder = arguments.dir or Path(f"runs/geometry-{arguments.seed}")
     if folder.exists():
+        if not (folder / "launcher.lock").exists():
+            sys.exit(f"{folder} exists and is no run's folder; give another --dir")
         shutil.rmtree(folder)
     settings = yaml.safe_load(RUN.read_text())
     trainer = settings["trainer"]

@@ -74,7 +74,7 @@ def refused(bad: BadLine) -> dict[str, Any]:
 def _read(line: bytes, number: int, end: int, folder: Path) -> Item:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _LineError(f"no JSON: {error}") from error
     if not isinstance(row, dict):
         raise _LineError("no JSON object")
@@ -93,11 +93,20 @@ def _read(line: bytes, number: int, end: int, folder: Path) -> Item:
     if not isinstance(images, list):
         raise _LineError('"images" is no list of paths')
     return Item(
-        id=row.get("id", number),
+        id=_writable(row.get("id", number)),
         group=prompt_group(str(number), prompt, responses, [_image(folder, one) for one in images]),
         tokens=len(prompt) + sum(map(len, responses)),
         end=end,
     )
+
+
+def _writable(name: object) -> object:
+    """Python reads NaN and 1e999, which are no JSON, and could not write them again."""
+    try:
+        json.dumps(name, allow_nan=False)
+    except ValueError as error:
+        raise _LineError(f'"id" is no JSON: {error}') from error
+    return name
 
 
 def _ids(value: object, name: str) -> list[int]:
@@ -112,8 +121,10 @@ def _image(folder: Path, name: object) -> bytes:
         raise _LineError(f'"images" holds {name!r}, not a path')
     try:
         return (folder / name).read_bytes()
-    except OSError as error:
-        raise _LineError(f"cannot read the image {folder / name}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        # ValueError: a name that no file can have.
+        reason = getattr(error, "strerror", None) or error
+        raise _LineError(f"cannot read the image {str(folder / name)!r}: {reason}") from error
 
 
 def _response(result: Score | TeacherRefusal) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from preceptor.cli.parts import ROLLOUT, TEACHER, TRAINER, require
 from preceptor.config import ConfigError
 from preceptor.embedded_redis import RedisMissing
 from preceptor.launch.errors import LaunchError, PartFailed
+from preceptor.lock import RunFolderBusy
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,7 +47,7 @@ def up(
         code = launch(file, config, overrides, Console())
     except ValidationError as error:
         fail(explain(error))
-    except (ConfigError, LaunchError, RedisMissing, OSError) as error:
+    except (ConfigError, LaunchError, RedisMissing, RunFolderBusy, OSError) as error:
         fail(str(error))
     except PartFailed as error:
         if error.log_tail:

@@ -11,10 +11,6 @@ class LaunchError(RuntimeError):
     """The run cannot be launched as it is configured."""
 
 
-class RunFolderBusy(LaunchError):
-    """Another launcher works in this run folder."""
-
-
 class PartFailed(RuntimeError):
     """A part of the run ended and is not started again.
 

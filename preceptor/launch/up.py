@@ -14,13 +14,13 @@ from types import FrameType
 from rich.console import Console
 
 from preceptor.launch.errors import PartFailed
-from preceptor.launch.lock import run_folder_lock
 from preceptor.launch.metrics import METRICS_FILE
 from preceptor.launch.overrides import OWN_SECTIONS, Override, parse_overrides
 from preceptor.launch.plan import make_plan
 from preceptor.launch.settings import LaunchConfig
 from preceptor.launch.supervisor import Supervisor
 from preceptor.launch.view import RunView
+from preceptor.lock import run_folder_lock
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def up(file: Path, config: LaunchConfig, overrides: Sequence[Override], console:
     """
     folder = config.run.dir
     with ExitStack() as stack:
-        stack.enter_context(run_folder_lock(folder))
+        stack.enter_context(run_folder_lock(folder, "launcher"))
         plan = make_plan(file, config, overrides)
         logs = folder / "logs"
         logs.mkdir(exist_ok=True)

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from preceptor.v1 import common_pb2 as preceptor_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apreceptor/v1/teacher.proto\x12\x0cpreceptor.v1\x1a\x19preceptor/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\";\n\x10\x44\x65scribeResponse\x12\'\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x19.preceptor.v1.TeacherCard\"\x8f\x04\n\x0bTeacherCard\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x0f\n\x07\x65os_ids\x18\x06 \x01(\x0c\x12\x13\n\x06\x62os_id\x18\x07 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06pad_id\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12!\n\x14image_placeholder_id\x18\t \x01(\x05H\x02\x88\x01\x01\x12\x16\n\x0etokenizer_size\x18\n \x01(\r\x12\x16\n\x0e\x65mbedding_rows\x18\x0b \x01(\r\x12\x1b\n\x13max_sequence_tokens\x18\x0c \x01(\r\x12\x12\n\nmodalities\x18\r \x03(\t\x12#\n\x1bimage_processor_fingerprint\x18\x0e \x01(\t\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x0e\n\x06\x65ngine\x18\x10 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x11 \x01(\t\x12\x14\n\x0clogprob_mode\x18\x12 \x01(\t\x12$\n\x06limits\x18\x13 \x01(\x0b\x32\x14.preceptor.v1.Limits\x12\x16\n\x0eshares_prompts\x18\x14 \x01(\x08\x42\t\n\x07_bos_idB\t\n\x07_pad_idB\x17\n\x15_image_placeholder_id\"\x9e\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x02 \x01(\r\x12\x11\n\tmax_top_k\x18\x03 \x01(\r\x12\x17\n\x0fmax_image_bytes\x18\x04 \x01(\r\x12\x18\n\x10max_image_pixels\x18\x05 \x01(\x04\x12\x19\n\x11max_queued_tokens\x18\x06 \x01(\x04\"\x92\x01\n\x0cScoreRequest\x12\x0f\n\x07student\x18\x01 \x01(\t\x12\x19\n\x11\x65xpected_identity\x18\x02 \x01(\t\x12)\n\x06groups\x18\x03 \x03(\x0b\x32\x19.preceptor.v1.PromptGroup\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.preceptor.v1.ScoreOptions\"G\n\x0cScoreOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\rB\x0e\n\x0c_temperature\"\xbb\x01\n\x0bPromptGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.preceptor.v1.Prompt\x12.\n\x0ctrajectories\x18\x03 \x03(\x0b\x32\x18.preceptor.v1.Trajectory\x12\x31\n\x0eteacher_prompt\x18\x04 \x01(\x0b\x32\x14.preceptor.v1.PromptH\x00\x88\x01\x01\x42\x11\n\x0f_teacher_prompt\"_\n\nTrajectory\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x14\n\x0cresponse_ids\x18\x02 \x01(\x0c\x12\x11\n\tloss_mask\x18\x03 \x01(\x0c\x12\x11\n\tnamed_ids\x18\x04 \x01(\x0c\":\n\rScoreResponse\x12)\n\x06groups\x18\x01 \x03(\x0b\x32\x19.preceptor.v1.GroupResult\"\x8b\x01\n\x0bGroupResult\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x34\n\x0ctrajectories\x18\x02 \x03(\x0b\x32\x1e.preceptor.v1.TrajectoryResult\x12\x10\n\x08identity\x18\x03 \x01(\t\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\"\xe3\x01\n\x10TrajectoryResult\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12.\n\x06status\x18\x02 \x01(\x0e\x32\x1e.preceptor.v1.TrajectoryStatus\x12&\n\x07refusal\x18\x03 \x01(\x0e\x32\x15.preceptor.v1.Refusal\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x10\n\x08logprobs\x18\x05 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x06 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\x0c\x12\x16\n\x0enamed_logprobs\x18\x08 \x01(\x0c*\xbc\x01\n\x10TrajectoryStatus\x12!\n\x1dTRAJECTORY_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14TRAJECTORY_STATUS_OK\x10\x01\x12&\n\"TRAJECTORY_STATUS_INVALID_ARGUMENT\x10\x02\x12#\n\x1fTRAJECTORY_STATUS_UNIMPLEMENTED\x10\x03\x12\x1e\n\x1aTRAJECTORY_STATUS_INTERNAL\x10\x04*\xdc\x03\n\x07Refusal\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x18\n\x14REFUSAL_EMPTY_PROMPT\x10\x01\x12\x1a\n\x16REFUSAL_EMPTY_RESPONSE\x10\x02\x12\x1b\n\x17REFUSAL_ID_OUT_OF_RANGE\x10\x03\x12\x14\n\x10REFUSAL_TOO_LONG\x10\x04\x12\x1c\n\x18REFUSAL_IMAGE_UNREADABLE\x10\x05\x12\x1b\n\x17REFUSAL_IMAGE_TOO_LARGE\x10\x06\x12\x1f\n\x1bREFUSAL_IMAGE_HASH_MISMATCH\x10\x07\x12\x1d\n\x19REFUSAL_PLACEHOLDER_COUNT\x10\x08\x12#\n\x1fREFUSAL_PLACEHOLDER_IN_RESPONSE\x10\t\x12 \n\x1cREFUSAL_IMAGES_NOT_SUPPORTED\x10\n\x12\x1b\n\x17REFUSAL_MALFORMED_ARRAY\x10\x0b\x12\x18\n\x14REFUSAL_DUPLICATE_ID\x10\x0c\x12 \n\x1cREFUSAL_OPTION_NOT_SUPPORTED\x10\r\x12\x19\n\x15REFUSAL_INVALID_SCORE\x10\x0e\x12\x19\n\x15REFUSAL_ENGINE_FAILED\x10\x0f\x32\xe5\x01\n\x0eTeacherService\x12I\n\x08\x44\x65scribe\x12\x1d.preceptor.v1.DescribeRequest\x1a\x1e.preceptor.v1.DescribeResponse\x12@\n\x05Score\x12\x1a.preceptor.v1.ScoreRequest\x1a\x1b.preceptor.v1.ScoreResponse\x12\x46\n\x0bScoreStream\x12\x1a.preceptor.v1.ScoreRequest\x1a\x19.preceptor.v1.GroupResult0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apreceptor/v1/teacher.proto\x12\x0cpreceptor.v1\x1a\x19preceptor/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\";\n\x10\x44\x65scribeResponse\x12\'\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x19.preceptor.v1.TeacherCard\"\x8f\x04\n\x0bTeacherCard\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x10\n\x08model_id\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x05 \x01(\t\x12\x0f\n\x07\x65os_ids\x18\x06 \x01(\x0c\x12\x13\n\x06\x62os_id\x18\x07 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06pad_id\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12!\n\x14image_placeholder_id\x18\t \x01(\x05H\x02\x88\x01\x01\x12\x16\n\x0etokenizer_size\x18\n \x01(\r\x12\x16\n\x0e\x65mbedding_rows\x18\x0b \x01(\r\x12\x1b\n\x13max_sequence_tokens\x18\x0c \x01(\r\x12\x12\n\nmodalities\x18\r \x03(\t\x12#\n\x1bimage_processor_fingerprint\x18\x0e \x01(\t\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x0e\n\x06\x65ngine\x18\x10 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x11 \x01(\t\x12\x14\n\x0clogprob_mode\x18\x12 \x01(\t\x12$\n\x06limits\x18\x13 \x01(\x0b\x32\x14.preceptor.v1.Limits\x12\x16\n\x0eshares_prompts\x18\x14 \x01(\x08\x42\t\n\x07_bos_idB\t\n\x07_pad_idB\x17\n\x15_image_placeholder_id\"\xba\x01\n\x06Limits\x12\x19\n\x11max_message_bytes\x18\x01 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x02 \x01(\r\x12\x11\n\tmax_top_k\x18\x03 \x01(\r\x12\x17\n\x0fmax_image_bytes\x18\x04 \x01(\r\x12\x18\n\x10max_image_pixels\x18\x05 \x01(\x04\x12\x19\n\x11max_queued_tokens\x18\x06 \x01(\x04\x12\x1a\n\x12max_request_pixels\x18\x07 \x01(\x04\"\x92\x01\n\x0cScoreRequest\x12\x0f\n\x07student\x18\x01 \x01(\t\x12\x19\n\x11\x65xpected_identity\x18\x02 \x01(\t\x12)\n\x06groups\x18\x03 \x03(\x0b\x32\x19.preceptor.v1.PromptGroup\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.preceptor.v1.ScoreOptions\"_\n\x0cScoreOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x16\n\x0esuppressed_ids\x18\x03 \x01(\x0c\x42\x0e\n\x0c_temperature\"\xbb\x01\n\x0bPromptGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.preceptor.v1.Prompt\x12.\n\x0ctrajectories\x18\x03 \x03(\x0b\x32\x18.preceptor.v1.Trajectory\x12\x31\n\x0eteacher_prompt\x18\x04 \x01(\x0b\x32\x14.preceptor.v1.PromptH\x00\x88\x01\x01\x42\x11\n\x0f_teacher_prompt\"_\n\nTrajectory\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x14\n\x0cresponse_ids\x18\x02 \x01(\x0c\x12\x11\n\tloss_mask\x18\x03 \x01(\x0c\x12\x11\n\tnamed_ids\x18\x04 \x01(\x0c\":\n\rScoreResponse\x12)\n\x06groups\x18\x01 \x03(\x0b\x32\x19.preceptor.v1.GroupResult\"\xa3\x01\n\x0bGroupResult\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x34\n\x0ctrajectories\x18\x02 \x03(\x0b\x32\x1e.preceptor.v1.TrajectoryResult\x12\x10\n\x08identity\x18\x03 \x01(\t\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\x16\n\x0esuppressed_ids\x18\x06 \x01(\x0c\"\xe3\x01\n\x10TrajectoryResult\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12.\n\x06status\x18\x02 \x01(\x0e\x32\x1e.preceptor.v1.TrajectoryStatus\x12&\n\x07refusal\x18\x03 \x01(\x0e\x32\x15.preceptor.v1.Refusal\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x10\n\x08logprobs\x18\x05 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x06 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\x0c\x12\x16\n\x0enamed_logprobs\x18\x08 \x01(\x0c*\xbc\x01\n\x10TrajectoryStatus\x12!\n\x1dTRAJECTORY_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14TRAJECTORY_STATUS_OK\x10\x01\x12&\n\"TRAJECTORY_STATUS_INVALID_ARGUMENT\x10\x02\x12#\n\x1fTRAJECTORY_STATUS_UNIMPLEMENTED\x10\x03\x12\x1e\n\x1aTRAJECTORY_STATUS_INTERNAL\x10\x04*\xdc\x03\n\x07Refusal\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x18\n\x14REFUSAL_EMPTY_PROMPT\x10\x01\x12\x1a\n\x16REFUSAL_EMPTY_RESPONSE\x10\x02\x12\x1b\n\x17REFUSAL_ID_OUT_OF_RANGE\x10\x03\x12\x14\n\x10REFUSAL_TOO_LONG\x10\x04\x12\x1c\n\x18REFUSAL_IMAGE_UNREADABLE\x10\x05\x12\x1b\n\x17REFUSAL_IMAGE_TOO_LARGE\x10\x06\x12\x1f\n\x1bREFUSAL_IMAGE_HASH_MISMATCH\x10\x07\x12\x1d\n\x19REFUSAL_PLACEHOLDER_COUNT\x10\x08\x12#\n\x1fREFUSAL_PLACEHOLDER_IN_RESPONSE\x10\t\x12 \n\x1cREFUSAL_IMAGES_NOT_SUPPORTED\x10\n\x12\x1b\n\x17REFUSAL_MALFORMED_ARRAY\x10\x0b\x12\x18\n\x14REFUSAL_DUPLICATE_ID\x10\x0c\x12 \n\x1cREFUSAL_OPTION_NOT_SUPPORTED\x10\r\x12\x19\n\x15REFUSAL_INVALID_SCORE\x10\x0e\x12\x19\n\x15REFUSAL_ENGINE_FAILED\x10\x0f\x32\xe5\x01\n\x0eTeacherService\x12I\n\x08\x44\x65scribe\x12\x1d.preceptor.v1.DescribeRequest\x1a\x1e.preceptor.v1.DescribeResponse\x12@\n\x05Score\x12\x1a.preceptor.v1.ScoreRequest\x1a\x1b.preceptor.v1.ScoreResponse\x12\x46\n\x0bScoreStream\x12\x1a.preceptor.v1.ScoreRequest\x1a\x19.preceptor.v1.GroupResult0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'preceptor.v1.teacher_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRAJECTORYSTATUS']._serialized_start=1784
-  _globals['_TRAJECTORYSTATUS']._serialized_end=1972
-  _globals['_REFUSAL']._serialized_start=1975
-  _globals['_REFUSAL']._serialized_end=2451
+  _globals['_TRAJECTORYSTATUS']._serialized_start=1860
+  _globals['_TRAJECTORYSTATUS']._serialized_end=2048
+  _globals['_REFUSAL']._serialized_start=2051
+  _globals['_REFUSAL']._serialized_end=2527
   _globals['_DESCRIBEREQUEST']._serialized_start=71
   _globals['_DESCRIBEREQUEST']._serialized_end=88
   _globals['_DESCRIBERESPONSE']._serialized_start=90
@@ -43,21 +43,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TEACHERCARD']._serialized_start=152
   _globals['_TEACHERCARD']._serialized_end=679
   _globals['_LIMITS']._serialized_start=682
-  _globals['_LIMITS']._serialized_end=840
-  _globals['_SCOREREQUEST']._serialized_start=843
-  _globals['_SCOREREQUEST']._serialized_end=989
-  _globals['_SCOREOPTIONS']._serialized_start=991
-  _globals['_SCOREOPTIONS']._serialized_end=1062
-  _globals['_PROMPTGROUP']._serialized_start=1065
-  _globals['_PROMPTGROUP']._serialized_end=1252
-  _globals['_TRAJECTORY']._serialized_start=1254
-  _globals['_TRAJECTORY']._serialized_end=1349
-  _globals['_SCORERESPONSE']._serialized_start=1351
-  _globals['_SCORERESPONSE']._serialized_end=1409
-  _globals['_GROUPRESULT']._serialized_start=1412
-  _globals['_GROUPRESULT']._serialized_end=1551
-  _globals['_TRAJECTORYRESULT']._serialized_start=1554
-  _globals['_TRAJECTORYRESULT']._serialized_end=1781
-  _globals['_TEACHERSERVICE']._serialized_start=2454
-  _globals['_TEACHERSERVICE']._serialized_end=2683
+  _globals['_LIMITS']._serialized_end=868
+  _globals['_SCOREREQUEST']._serialized_start=871
+  _globals['_SCOREREQUEST']._serialized_end=1017
+  _globals['_SCOREOPTIONS']._serialized_start=1019
+  _globals['_SCOREOPTIONS']._serialized_end=1114
+  _globals['_PROMPTGROUP']._serialized_start=1117
+  _globals['_PROMPTGROUP']._serialized_end=1304
+  _globals['_TRAJECTORY']._serialized_start=1306
+  _globals['_TRAJECTORY']._serialized_end=1401
+  _globals['_SCORERESPONSE']._serialized_start=1403
+  _globals['_SCORERESPONSE']._serialized_end=1461
+  _globals['_GROUPRESULT']._serialized_start=1464
+  _globals['_GROUPRESULT']._serialized_end=1627
+  _globals['_TRAJECTORYRESULT']._serialized_start=1630
+  _globals['_TRAJECTORYRESULT']._serialized_end=1857
+  _globals['_TEACHERSERVICE']._serialized_start=2530
+  _globals['_TEACHERSERVICE']._serialized_end=2759
 # @@protoc_insertion_point(module_scope)

@@ -111,20 +111,22 @@ class TeacherCard(_message.Message):
     def __init__(self, identity: _Optional[str] = ..., build: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., eos_ids: _Optional[bytes] = ..., bos_id: _Optional[int] = ..., pad_id: _Optional[int] = ..., image_placeholder_id: _Optional[int] = ..., tokenizer_size: _Optional[int] = ..., embedding_rows: _Optional[int] = ..., max_sequence_tokens: _Optional[int] = ..., modalities: _Optional[_Iterable[str]] = ..., image_processor_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., logprob_mode: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., shares_prompts: _Optional[bool] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_batch_tokens", "max_top_k", "max_image_bytes", "max_image_pixels", "max_queued_tokens")
+    __slots__ = ("max_message_bytes", "max_batch_tokens", "max_top_k", "max_image_bytes", "max_image_pixels", "max_queued_tokens", "max_request_pixels")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOP_K_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGE_PIXELS_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_PIXELS_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_batch_tokens: int
     max_top_k: int
     max_image_bytes: int
     max_image_pixels: int
     max_queued_tokens: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_top_k: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ...) -> None: ...
+    max_request_pixels: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., max_top_k: _Optional[int] = ..., max_image_bytes: _Optional[int] = ..., max_image_pixels: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_request_pixels: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("student", "expected_identity", "groups", "options")
@@ -139,12 +141,14 @@ class ScoreRequest(_message.Message):
     def __init__(self, student: _Optional[str] = ..., expected_identity: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PromptGroup, _Mapping]]] = ..., options: _Optional[_Union[ScoreOptions, _Mapping]] = ...) -> None: ...
 
 class ScoreOptions(_message.Message):
-    __slots__ = ("temperature", "top_k")
+    __slots__ = ("temperature", "top_k", "suppressed_ids")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ...) -> None: ...
+    suppressed_ids: bytes
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., suppressed_ids: _Optional[bytes] = ...) -> None: ...
 
 class PromptGroup(_message.Message):
     __slots__ = ("group_id", "prompt", "trajectories", "teacher_prompt")
@@ -177,18 +181,20 @@ class ScoreResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[GroupResult, _Mapping]]] = ...) -> None: ...
 
 class GroupResult(_message.Message):
-    __slots__ = ("group_id", "trajectories", "identity", "temperature", "top_k")
+    __slots__ = ("group_id", "trajectories", "identity", "temperature", "top_k", "suppressed_ids")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_IDS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     trajectories: _containers.RepeatedCompositeFieldContainer[TrajectoryResult]
     identity: str
     temperature: float
     top_k: int
-    def __init__(self, group_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[TrajectoryResult, _Mapping]]] = ..., identity: _Optional[str] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ...) -> None: ...
+    suppressed_ids: bytes
+    def __init__(self, group_id: _Optional[str] = ..., trajectories: _Optional[_Iterable[_Union[TrajectoryResult, _Mapping]]] = ..., identity: _Optional[str] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., suppressed_ids: _Optional[bytes] = ...) -> None: ...
 
 class TrajectoryResult(_message.Message):
     __slots__ = ("trajectory_id", "status", "refusal", "message", "logprobs", "top_ids", "top_logprobs", "named_logprobs")

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from pydantic import ValidationError
 from transformers.utils.logging import disable_progress_bar
 
 from modeling.head import UnsupportedModel
-from modeling.load import load_model
+from modeling.load import ModelError, load_model
 from modeling.sharing import check_sharing
 from preceptor.config import ConfigError
 from preceptor.policy import PolicyStore
@@ -26,9 +27,16 @@ from services.rollout.worker import Worker
 
 logger = logging.getLogger("services.rollout")
 
+UNUSABLE = 2
+
 
 def main(arguments: list[str]) -> int:
-    """Run a worker until SIGTERM or SIGINT; returns the exit status."""
+    """Run a worker until SIGTERM or SIGINT.
+
+    Returns:
+        The exit status: 0 after a signal; 2 for settings or a model that cannot be used, where
+        starting again would end the same way.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()
     # Without a file, the environment and the command line say everything.
@@ -36,12 +44,12 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0]) if named else None
     try:
         config = RolloutConfig.load(path, arguments[1:] if named else arguments)
-    except (ConfigError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    stop = threading.Event()
-    _stop_on_signals(stop, config.rollout.stop_seconds)
-    run(config, stop)
+        stop = threading.Event()
+        _stop_on_signals(stop, config.rollout.stop_seconds)
+        run(config, stop)
+    except (ConfigError, ValidationError, ModelError, UnsupportedModel) as error:
+        print(f"rollout: {error}", file=sys.stderr)
+        return UNUSABLE
     logger.info("stopped")
     return 0
 
@@ -50,7 +58,8 @@ def run(config: RolloutConfig, stop: threading.Event) -> None:
     """Serve the run's tasks until `stop` is set.
 
     Raises:
-        modeling.load.ModelError, OSError: the student cannot be loaded.
+        modeling.load.ModelError, OSError: the student cannot be loaded, or is not the one whose
+            weights the trainer publishes.
         modeling.head.UnsupportedModel: it cannot be sampled from by this engine.
         preceptor.queue.QueueError: Redis stays away, or is full.
     """
@@ -72,7 +81,7 @@ def run(config: RolloutConfig, stop: threading.Event) -> None:
                 f"{settings.model}: the torch engine repeats a prompt's cache for its samples, "
                 "which this architecture does not admit (see the warning above)"
             )
-        policy = HeldPolicy(loaded, PolicyStore(config.run.dir / "policies"), stop)
+        policy = HeldPolicy(loaded, PolicyStore(config.run.dir / "policies"))
         logger.info("worker %s is ready with %s", settings.name, settings.model)
         Worker(settings, loaded, queue, policy, status, stop).run()
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 
-from modeling.load import LoadedModel, WeightsMismatch, load_weights
+from modeling.load import LoadedModel, ModelError, WeightsMismatch, load_weights
 from preceptor.manifest import CorruptFolder
 from preceptor.policy import PolicyStore, Version
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.05
 # A version that could not be read is read again after this long: its disk may lag behind.
 RETRY_SECONDS = 1.0
+
+
+class WrongModel(ModelError):
+    """The worker's model is not the one whose weights are published."""
 
 
 class HeldPolicy:
@@ -26,57 +28,63 @@ class HeldPolicy:
         folder: where versions are published.
     """
 
-    def __init__(self, loaded: LoadedModel, store: PolicyStore, stop: threading.Event) -> None:
+    def __init__(self, loaded: LoadedModel, store: PolicyStore) -> None:
         """
         Args:
             loaded: its weights are replaced in place.
             store: where the trainer publishes.
-            stop: ends a wait early.
         """
         self.version: Version | None = None
         self._loaded = loaded
         self._store = store
         self.folder = store.folder
-        self._stop = stop
-        self._complained_of: Version | None = None
+        self._damaged: Version | None = None
+        self._retry_at = 0.0
 
     def covers(self, wanted: Version) -> bool:
         """Whether what is held is new enough to write for `wanted`."""
         return self.version is not None and self.version >= wanted
 
-    def wait_for(self, wanted: Version, timeout_seconds: float) -> bool:
-        """Hold `wanted` or a newer version; False if none could be had in time, or on a stop.
+    def refresh(self) -> None:
+        """Hold the newest published version, if there is one that can be read; waits for nothing.
 
-        A version that fails its check leaves the held one as it is.
+        A version that fails its check leaves the held one as it is: it may be healed, or replaced
+        by a newer one.
+
+        Raises:
+            WrongModel: the version is whole, and its weights do not fit the model.
         """
-        deadline = time.monotonic() + timeout_seconds
-        while not self.covers(wanted):
-            # Older than wanted but newer than held: other tasks of the batch can use it.
-            latest = self._store.latest()
-            pause = POLL_SECONDS
-            if latest is not None and not self.covers(latest) and not self._load(latest):
-                pause = RETRY_SECONDS
-            if self.covers(wanted):
-                break
-            if time.monotonic() >= deadline or self._stop.wait(pause):
-                return False
-        return True
-
-    def _load(self, version: Version) -> bool:
+        latest = self._store.latest()
+        if latest is None or self.covers(latest):
+            return
+        # Reading a large model only to find it damaged still takes a while.
+        if latest == self._damaged and time.monotonic() < self._retry_at:
+            return
         started = time.monotonic()
         try:
-            load_weights(self._loaded.model, self._store.verified(version))
-        except (CorruptFolder, WeightsMismatch) as error:
+            self._load(latest)
+        except CorruptFolder as error:
             # Once a version, however often it is tried.
-            if version != self._complained_of:
+            if latest != self._damaged:
                 logger.warning(
                     "policy %s cannot be loaded, %s is kept; trying again: %s",
-                    version,
+                    latest,
                     self.version or "the initial one",
                     error,
                 )
-            self._complained_of = version
-            return False
-        self.version = version
-        logger.info("policy %s loaded in %.2f s", version, time.monotonic() - started)
-        return True
+            self._damaged, self._retry_at = latest, time.monotonic() + RETRY_SECONDS
+            return
+        self.version = latest
+        logger.info("policy %s loaded in %.2f s", latest, time.monotonic() - started)
+
+    def _load(self, version: Version) -> None:
+        folder = self._store.verified(version)
+        try:
+            load_weights(self._loaded.model, folder)
+        except WeightsMismatch as error:
+            # It may have been pruned or damaged meanwhile: then it is a CorruptFolder.
+            self._store.verified(version)
+            raise WrongModel(
+                f"rollout.model {self._loaded.model_id} is not the model whose weights the trainer "
+                f"publishes ({error}); set rollout.model to trainer.student"
+            ) from error

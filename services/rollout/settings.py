@@ -45,8 +45,9 @@ class RolloutSettings(Section):
     """Tasks are claimed until they ask for this many responses. A task is never split, so the last
     one may exceed it."""
 
-    policy_wait_seconds: float = Field(60.0, ge=0)
-    """How long to wait for the policy that a task asks for. Then the task is given back."""
+    policy_retry_seconds: float = Field(1.0, gt=0)
+    """A task whose policy cannot be had yet is given back and offered again after this long
+    (redis.lease_seconds at most). Other tasks are served meanwhile."""
 
     stop_seconds: float = Field(5.0, gt=0)
     """After SIGTERM or SIGINT, how long giving tasks back may take (Redis may be away). Then the

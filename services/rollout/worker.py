@@ -51,11 +51,6 @@ class Job:
     request: SampleRequest
     sampling: Sampling
 
-    @property
-    def policy(self) -> Version:
-        """The oldest version that may write it."""
-        return Version.of(self.claim.message.policy)
-
 
 class Worker:
     """Serves tasks until `stop` is set; what it then has in hand is given back."""
@@ -75,11 +70,13 @@ class Worker:
         self._policy = policy
         self._status = status
         self._stop = stop
+        self._missing: Version | None = None
 
     def run(self) -> None:
         """Until stopped.
 
         Raises:
+            services.rollout.held_policy.WrongModel: the published weights do not fit.
             preceptor.queue.QueueError: Redis stays away, or is full.
             RuntimeError and others: the engine can no longer write anything.
         """
@@ -88,7 +85,7 @@ class Worker:
             claims = self._claim()
             if not claims:
                 continue
-            with Hand(self._queue, claims) as hand:
+            with Hand(self._queue, claims, self._settings.policy_retry_seconds) as hand:
                 try:
                     self._serve(claims, hand)
                 except Stopping:
@@ -109,9 +106,9 @@ class Worker:
         return claims
 
     def _serve(self, claims: Sequence[TaskClaim], hand: Hand) -> None:
-        """Finish or bury the claims; those whose policy does not appear stay in hand."""
+        """Finish, bury or postpone the claims."""
         batches: dict[Sampling, list[Job]] = {}
-        for claim in claims:
+        for claim in self._with_policy(claims, hand):
             try:
                 request, sampling = read_task(self._loaded, claim.message)
             except BadTask as error:
@@ -119,33 +116,39 @@ class Worker:
             else:
                 batches.setdefault(sampling, []).append(Job(claim, request, sampling))
         for batch in batches.values():
-            self._write(self._with_policy(batch), hand)
+            self._write(batch, hand)
 
-    def _with_policy(self, batch: Sequence[Job]) -> list[Job]:
-        """Those of the batch that the held policy may write, once it is the newest they ask for."""
-        newest = max(job.policy for job in batch)
+    def _with_policy(self, claims: Sequence[TaskClaim], hand: Hand) -> list[TaskClaim]:
+        """Those that the newest policy may write. The others are postponed: a version that never
+        comes keeps nobody from working."""
+        wanted = [Version.of(claim.message.policy) for claim in claims]
+        newest = max(wanted)
         if not self._policy.covers(newest):
             self._status.state = "loading"
-            self._policy.wait_for(newest, self._settings.policy_wait_seconds)
+            self._policy.refresh()
             self._status.policy = str(self._policy.version or "")
-        if self._stop.is_set():
-            raise Stopping
-        ready = [job for job in batch if self._policy.covers(job.policy)]
-        if len(ready) < len(batch):
+        ready = []
+        for claim, version in zip(claims, wanted, strict=True):
+            if self._policy.covers(version):
+                ready.append(claim)
+            else:
+                hand.postpone(claim)
+        if len(ready) < len(claims) and newest != self._missing:
+            # Once a version, however often its tasks come back.
+            self._missing = newest
             logger.warning(
-                "policy %s did not appear in %s within %g s (rollout.policy_wait_seconds); %d "
-                "tasks are not served. Does the trainer publish there (run.dir)?",
+                "policy %s is not in %s; tasks that ask for it are tried again every %g s "
+                "(rollout.policy_retry_seconds). Does the trainer publish there (run.dir)?",
                 newest,
                 self._policy.folder,
-                self._settings.policy_wait_seconds,
-                len(batch) - len(ready),
+                self._settings.policy_retry_seconds,
             )
         return ready
 
     def _write(self, batch: list[Job], hand: Hand) -> None:
         """Write a batch's responses: all together, or after a failure task by task."""
-        if not batch:
-            return
+        if self._stop.is_set():
+            raise Stopping
         self._status.state = "generating"
         try:
             self._generate(batch, hand)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modeling.groups import TokenGroup
-from services.teacher.gate import Options
+from services.teacher.call import Options
 from services.teacher.scores import Outcome
 
 

@@ -1,13 +1,12 @@
 """The gate: what a request must satisfy before it reaches the engine.
 
 A bad trajectory is refused alone, with its reason; its neighbours go on. What is wrong with a
-prompt concerns all trajectories of its group. Options concern the whole call.
+prompt concerns all trajectories of its group. What concerns the whole call is in call.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,14 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modeling.groups import TokenGroup
-from modeling.images import ImageError, ImageTooLarge
+from modeling.images import ImageError, ImageTooLarge, ImageTooNarrow
 from preceptor.codec import CodecError, decode_ids, decode_mask
 from preceptor.v1 import common_pb2, teacher_pb2
 from preceptor.v1.teacher_pb2 import Refusal, TrajectoryResult, TrajectoryStatus
-
-
-class InvalidOptions(ValueError):
-    """Options that cannot be honoured: the whole call is INVALID_ARGUMENT."""
+from services.teacher.bounds import cut, shown
 
 
 class Refused(Exception):
@@ -34,7 +30,7 @@ class Refused(Exception):
         message: str,
         status: TrajectoryStatus = teacher_pb2.TRAJECTORY_STATUS_INVALID_ARGUMENT,
     ) -> None:
-        super().__init__(message)
+        super().__init__(cut(message))
         self.refusal = refusal
         self.status = status
 
@@ -49,23 +45,17 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Options:
-    """What is computed. Work with equal options can share a batch."""
-
-    temperature: float
-    top_k: int
-
-
-@dataclass(frozen=True)
 class Rules:
     """The loaded model's limits.
 
     Attributes:
         card: of the teacher.
+        count_pixels: encoded image -> pixels, without decoding it; raises ImageError.
         count_features: encoded image -> features; raises ImageError.
     """
 
     card: teacher_pb2.TeacherCard
+    count_pixels: Callable[[bytes], int]
     count_features: Callable[[bytes], int]
 
 
@@ -84,42 +74,47 @@ class Admitted:
     refused: dict[int, TrajectoryResult]
 
 
-def read_options(options: teacher_pb2.ScoreOptions, card: teacher_pb2.TeacherCard) -> Options:
-    """Options with defaults applied.
+class _Pixels:
+    """What a request's images have taken of max_request_pixels."""
 
-    Raises:
-        InvalidOptions: a temperature that is no positive number, a top_k beyond the limit.
-    """
-    temperature = options.temperature if options.HasField("temperature") else 1.0
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise InvalidOptions(f"temperature {temperature} is not a positive finite number")
-    limit = min(card.limits.max_top_k, card.embedding_rows)
-    if options.top_k > limit:
-        raise InvalidOptions(
-            f"top_k {options.top_k} exceeds this teacher's limit of {limit} (teacher.max_top_k)"
-        )
-    return Options(temperature, options.top_k)
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._spent = 0
+
+    def spend(self, pixels: int, index: int) -> None:
+        """Raise Refused, and take nothing, where an image is beyond the limit."""
+        if self._spent + pixels > self._limit:
+            raise Refused(
+                teacher_pb2.REFUSAL_IMAGE_TOO_LARGE,
+                f"image {index}: its {pixels} pixels make {self._spent + pixels} in this request, "
+                f"the limit is {self._limit} (teacher.max_request_pixels); send fewer groups a "
+                "call (request_tokens of the client) or smaller images",
+            )
+        self._spent += pixels
 
 
 def admit(groups: Sequence[teacher_pb2.PromptGroup], rules: Rules) -> list[Admitted]:
     """Check all groups of a request, in order."""
     seen: set[str] = set()
     admitted = []
+    pixels = _Pixels(rules.card.limits.max_request_pixels)
     for group in groups:
-        admitted.append(_admit_group(group, rules, duplicate=group.group_id in seen))
+        admitted.append(_admit_group(group, rules, pixels, duplicate=group.group_id in seen))
         seen.add(group.group_id)
     return admitted
 
 
-def _admit_group(group: teacher_pb2.PromptGroup, rules: Rules, duplicate: bool) -> Admitted:
+def _admit_group(
+    group: teacher_pb2.PromptGroup, rules: Rules, pixels: _Pixels, duplicate: bool
+) -> Admitted:
     try:
         if duplicate:
             raise Refused(
                 teacher_pb2.REFUSAL_DUPLICATE_ID,
-                f"group id {group.group_id!r} occurs twice in this request",
+                f"group id {shown(group.group_id)} occurs twice in this request",
             )
         prompt = group.teacher_prompt if group.HasField("teacher_prompt") else group.prompt
-        prompt_ids = _check_prompt(prompt, rules)
+        prompt_ids = _check_prompt(prompt, rules, pixels)
     except Refused as refused:
         results = (refused.result(one.trajectory_id) for one in group.trajectories)
         return Admitted(None, (), dict(enumerate(results)))
@@ -132,7 +127,7 @@ def _admit_group(group: teacher_pb2.PromptGroup, rules: Rules, duplicate: bool) 
             if trajectory.trajectory_id in seen:
                 raise Refused(
                     teacher_pb2.REFUSAL_DUPLICATE_ID,
-                    f"trajectory id {trajectory.trajectory_id!r} occurs twice in its group",
+                    f"trajectory id {shown(trajectory.trajectory_id)} occurs twice in its group",
                 )
             seen.add(trajectory.trajectory_id)
             response_ids, named_ids = _check_trajectory(trajectory, len(prompt_ids), rules.card)
@@ -150,7 +145,7 @@ def _admit_group(group: teacher_pb2.PromptGroup, rules: Rules, duplicate: bool) 
     )
 
 
-def _check_prompt(prompt: common_pb2.Prompt, rules: Rules) -> NDArray[np.int32]:
+def _check_prompt(prompt: common_pb2.Prompt, rules: Rules, pixels: _Pixels) -> NDArray[np.int32]:
     ids = _ids(prompt.token_ids, "the prompt", rules.card)
     if not len(ids):
         raise Refused(
@@ -163,7 +158,9 @@ def _check_prompt(prompt: common_pb2.Prompt, rules: Rules) -> NDArray[np.int32]:
             f"{rules.card.model_id} is a text-only model; the prompt has {len(prompt.images)} "
             "images",
         )
-    features = [_check_image(image, index, rules) for index, image in enumerate(prompt.images)]
+    features = [
+        _check_image(image, index, rules, pixels) for index, image in enumerate(prompt.images)
+    ]
     if rules.card.HasField("image_placeholder_id"):
         placeholder = rules.card.image_placeholder_id
         found = int((ids == placeholder).sum())
@@ -177,7 +174,7 @@ def _check_prompt(prompt: common_pb2.Prompt, rules: Rules) -> NDArray[np.int32]:
     return ids
 
 
-def _check_image(image: common_pb2.Image, index: int, rules: Rules) -> int:
+def _check_image(image: common_pb2.Image, index: int, rules: Rules, pixels: _Pixels) -> int:
     """Features of one image."""
     # Size before hash: hashing a huge message part is work too.
     limit = rules.card.limits.max_image_bytes
@@ -193,11 +190,12 @@ def _check_image(image: common_pb2.Image, index: int, rules: Rules) -> int:
             f"image {index}: its bytes do not have the sha256 that came with them",
         )
     try:
+        pixels.spend(rules.count_pixels(image.data), index)
         return rules.count_features(image.data)
     except ImageTooLarge as error:
+        setting = "" if isinstance(error, ImageTooNarrow) else " (teacher.max_image_pixels)"
         raise Refused(
-            teacher_pb2.REFUSAL_IMAGE_TOO_LARGE,
-            f"image {index}: {error} (teacher.max_image_pixels)",
+            teacher_pb2.REFUSAL_IMAGE_TOO_LARGE, f"image {index}: {error}{setting}"
         ) from error
     except ImageError as error:
         raise Refused(teacher_pb2.REFUSAL_IMAGE_UNREADABLE, f"image {index}: {error}") from error
@@ -228,6 +226,12 @@ def _check_trajectory(
         raise Refused(
             teacher_pb2.REFUSAL_MALFORMED_ARRAY,
             f"{named.size} named_ids are no [n, k] for a response of n = {len(ids)} tokens",
+        )
+    if named.size // len(ids) > card.limits.max_top_k:
+        raise Refused(
+            teacher_pb2.REFUSAL_OPTION_NOT_SUPPORTED,
+            f"{named.size // len(ids)} named_ids a position, this teacher's limit is "
+            f"{card.limits.max_top_k} (teacher.max_top_k)",
         )
     return ids, named.reshape(len(ids), -1) if named.size else named.reshape(len(ids), 0)
 

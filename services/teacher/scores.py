@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from preceptor.codec import CodecError, encode_ids, encode_logprobs
+from preceptor.codec import IDS, CodecError, encode_id_table, encode_ids, encode_logprobs
 from preceptor.v1 import teacher_pb2
-from services.teacher.gate import Admitted, Options
+from services.teacher.bounds import MAX_TEXT_BYTES, cut
+from services.teacher.call import Options
+from services.teacher.gate import Admitted
 
-# Names, statuses and framing of one trajectory, generously.
-OVERHEAD_BYTES = 256
+# Statuses, identity and framing, generously, of a group and of each of its trajectories.
+GROUP_BYTES = 256
+TRAJECTORY_BYTES = MAX_TEXT_BYTES + 100
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def trajectory_result(trajectory_id: str, outcome: Outcome) -> teacher_pb2.Traje
             trajectory_id=trajectory_id,
             status=teacher_pb2.TRAJECTORY_STATUS_OK,
             logprobs=encode_logprobs(outcome.logprobs),
-            top_ids=encode_ids(outcome.top_ids),
+            top_ids=encode_id_table(outcome.top_ids),
             top_logprobs=encode_logprobs(outcome.top_logprobs),
             named_logprobs=encode_logprobs(outcome.named_logprobs),
         )
@@ -70,6 +73,7 @@ def group_result(
         identity=identity,
         temperature=options.temperature,
         top_k=options.top_k,
+        suppressed_ids=encode_ids(options.suppressed_ids),
     )
 
 
@@ -79,9 +83,9 @@ def reply_bytes(group: teacher_pb2.PromptGroup, options: Options) -> int:
         len(one.response_ids) * (1 + 2 * options.top_k)
         + len(one.named_ids)
         + len(one.trajectory_id.encode())
-        + OVERHEAD_BYTES
+        + TRAJECTORY_BYTES
         for one in group.trajectories
-    ) + len(group.group_id.encode())
+    ) + (len(group.group_id.encode()) + IDS.itemsize * len(options.suppressed_ids) + GROUP_BYTES)
 
 
 def _internal(
@@ -91,5 +95,5 @@ def _internal(
         trajectory_id=trajectory_id,
         status=teacher_pb2.TRAJECTORY_STATUS_INTERNAL,
         refusal=refusal,
-        message=message,
+        message=cut(message),
     )

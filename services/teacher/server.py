@@ -55,7 +55,7 @@ async def serve(settings: TeacherSettings) -> None:
 
     Raises:
         EngineDied: the engine broke.
-        OSError: the port is taken, or the model's files are missing.
+        OSError: the port is taken.
         modeling.load.ModelError, modeling.head.UnsupportedModel: see load_model.
         TimeoutError: calls in flight did not finish within drain_seconds.
     """
@@ -73,7 +73,8 @@ async def serve(settings: TeacherSettings) -> None:
             return
         worker = Worker(engine, backlog, settings.max_batch_tokens)
         worker.start()
-        servicer.open(Rules(engine.card, engine.count_features), worker.throughput)
+        rules = Rules(engine.card, engine.count_pixels, engine.count_features)
+        servicer.open(rules, worker.throughput)
         await state.set_serving(True)
         logger.info("serving %s: %s", settings.model, _summary(engine.card))
         await _watch(worker, state, settings, stop)
@@ -133,6 +134,7 @@ def _build_engine(settings: TeacherSettings) -> TorchEngine:
             max_image_bytes=settings.max_image_bytes,
             max_image_pixels=settings.max_image_pixels,
             max_queued_tokens=settings.max_queued_tokens,
+            max_request_pixels=settings.max_request_pixels,
         )
     )
     card = engine.card

@@ -18,7 +18,9 @@ import grpc
 from preceptor.v1 import teacher_pb2, teacher_pb2_grpc
 from preceptor.v1.teacher_pb2 import GroupResult, ScoreRequest
 from services.teacher.backlog import Backlog, BacklogFull, Call, Unit
-from services.teacher.gate import Admitted, InvalidOptions, Options, Rules, admit, read_options
+from services.teacher.bounds import shown
+from services.teacher.call import InvalidCall, Options, check_names, read_options
+from services.teacher.gate import Admitted, Rules, admit
 from services.teacher.logs import RefusalLog
 from services.teacher.scores import Outcome, group_result, reply_bytes
 from services.teacher.settings import TeacherSettings
@@ -28,6 +30,9 @@ logger = logging.getLogger(__name__)
 # When told to come back later: the time half a full backlog takes, within these bounds.
 PUSHBACK_SECONDS = (0.1, 10.0)
 BYTES_PER_ID = 4
+# A stream's results lie in memory while its reader is slow: all together, at most this many of the
+# largest messages.
+STREAM_MESSAGES = 16
 
 
 class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
@@ -170,14 +175,10 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
         if expected and expected != identity:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"this teacher is {identity} ({rules.card.model_id}), the call expects {expected}; "
-                "call Describe again, and check that all replicas serve the same model",
+                f"this teacher is {identity} ({rules.card.model_id}), the call expects "
+                f"{shown(expected)}; call Describe again, and check that all replicas serve one "
+                "model",
             )
-        try:
-            options = read_options(request.options, rules.card)
-        except InvalidOptions as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise
         limit = self._settings.max_message_bytes
         size = request.ByteSize()
         if size > limit:
@@ -186,15 +187,25 @@ class TeacherServicer(teacher_pb2_grpc.TeacherServiceServicer):
                 f"the request has {size} bytes, the limit is {limit} (teacher.max_message_bytes); "
                 "send fewer groups a call",
             )
+        try:
+            check_names(request)
+            options = read_options(request.options, rules.card)
+        except InvalidCall as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise
         sizes = [reply_bytes(group, options) for group in request.groups]
-        reply = sum(sizes) if unary else max(sizes, default=0)
-        if reply > limit:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"the reply would have about {reply} bytes, the limit is {limit} "
-                "(teacher.max_message_bytes); ask for fewer groups, a smaller top_k, or use "
-                "ScoreStream",
-            )
+        messages = 1 if unary else STREAM_MESSAGES
+        for what, size, allowed in (
+            ("the largest result", max(sizes, default=0), limit),
+            ("the reply", sum(sizes), messages * limit),
+        ):
+            if size > allowed:
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"{what} would have about {size} bytes, the limit is {allowed} ("
+                    f"{allowed // limit} x teacher.max_message_bytes); ask for fewer groups or "
+                    "trajectories, a smaller top_k, or use ScoreStream",
+                )
         return options
 
     async def _reserve(self, tokens: int, context: grpc.aio.ServicerContext) -> None:

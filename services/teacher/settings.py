@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from modeling.images import MAX_BYTES, MAX_PIXELS
 from preceptor.config import RunConfig, Section
 
 
@@ -53,13 +54,18 @@ class TeacherSettings(Section):
     later."""
 
     max_top_k: int = Field(64, ge=0)
-    """Largest top_k a caller may ask for."""
+    """Largest top_k a caller may ask for, and most named_ids a response position."""
 
-    max_image_bytes: int = Field(20 * 2**20, ge=1)
+    max_image_bytes: int = Field(MAX_BYTES, ge=1)
     """Largest encoded image."""
 
-    max_image_pixels: int = Field(2**25, ge=1)
-    """Largest image, width x height, read from its header before it is decoded."""
+    max_image_pixels: int = Field(MAX_PIXELS, ge=1)
+    """Largest image, width x height, read from its header before it is decoded. Trainer and rollout
+    workers have the default."""
+
+    max_request_pixels: int = Field(2**28, ge=1)
+    """Pixels of all images of a request together: decoding them is work that no count of tokens
+    foresees. Groups beyond are refused."""
 
     minimum_deadline_seconds: float = Field(0.1, ge=0)
     """Work whose caller will be gone sooner than this is not started."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from modeling.groups import TokenGroup
 from services.teacher.backlog import Backlog, Unit
-from services.teacher.gate import Options
+from services.teacher.call import Options
 from services.teacher.scores import Failure, Outcome, Scores
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import grpc
 import numpy as np
 
-from preceptor.codec import decode_ids, encode_ids, encode_logprobs
+from preceptor.codec import decode_ids, encode_id_table, encode_logprobs
 from preceptor.v1 import teacher_pb2, teacher_pb2_grpc
 
 # Its logprob is minus infinity; the other one is refused.
@@ -34,6 +34,7 @@ class Teacher(teacher_pb2_grpc.TeacherServiceServicer):
                 identity="t",
                 temperature=request.options.temperature or 1.0,
                 top_k=top_k,
+                suppressed_ids=request.options.suppressed_ids,
                 trajectories=[_score(one, top_k) for one in group.trajectories],
             )
 
@@ -52,7 +53,7 @@ def _score(trajectory: teacher_pb2.Trajectory, top_k: int) -> teacher_pb2.Trajec
         trajectory_id=trajectory.trajectory_id,
         status=teacher_pb2.TRAJECTORY_STATUS_OK,
         logprobs=encode_logprobs(np.where(ids == IMPOSSIBLE, -np.inf, -ids / 10)),
-        top_ids=encode_ids(top),
+        top_ids=encode_id_table(top),
         top_logprobs=encode_logprobs(-top / 10),
     )
 

@@ -74,7 +74,14 @@ def test_one_refused_response_fails_alone_and_sets_the_exit_code(teacher, tmp_pa
         ({"prompt_ids": [1], "responses": 3}, "responses"),
         ({"prompt_ids": [1], "response_ids": [1], "images": ["no.png"]}, "no.png"),
         ({"prompt_ids": [1], "response_ids": [1], "images": "no.png"}, "images"),
+        ({"prompt_ids": [1], "response_ids": [1], "images": ["a\0b"]}, "cannot read the image"),
         ({"prompt_ids": [1], "response_ids": [1], "imagse": []}, "imagse"),
+        ('{"id": NaN, "prompt_ids": [1], "response_ids": [1]}', '"id" is no JSON'),
+        ('{"id": [1e999], "prompt_ids": [1], "response_ids": [1]}', '"id" is no JSON'),
+        ('{"prompt_ids": [NaN], "response_ids": [1]}', "prompt_ids"),
+        ({"prompt_ids": [1], "responses": [4, 5, 2]}, "responses[0]"),
+        ({"prompt_ids": [[1, 2]], "response_ids": [1]}, "prompt_ids"),
+        ("[" * 100_000, "no JSON"),
     ],
 )
 def test_a_bad_line_is_named_and_its_neighbours_are_scored(teacher, tmp_path, line, words):

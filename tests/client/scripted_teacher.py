@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import numpy as np
 
-from preceptor.codec import decode_ids, encode_ids, encode_logprobs
+from preceptor.codec import decode_ids, encode_id_table, encode_logprobs
 from preceptor.v1 import teacher_pb2, teacher_pb2_grpc
 
 IDENTITY = "scripted"
@@ -41,12 +42,14 @@ class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
         failures: taken from the front, one a call.
         requests: every ScoreRequest that came in.
         backwards: stream the groups of a request in reverse.
+        applied: fields of a result that say something else than the options asked for.
     """
 
     identity: str = IDENTITY
     max_message_bytes: int = 0
     seconds_per_group: float = 0.0
     backwards: bool = False
+    applied: dict[str, Any] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     requests: list[teacher_pb2.ScoreRequest] = field(default_factory=list)
 
@@ -67,7 +70,10 @@ class ScriptedTeacher(teacher_pb2_grpc.TeacherServiceServicer):
             if failure is not None and done == failure.after:
                 _fail(context, failure)
             time.sleep(self.seconds_per_group)
-            yield score_group(group, request.options, self.identity)
+            result = score_group(group, request.options, self.identity)
+            for name, value in self.applied.items():
+                setattr(result, name, value)
+            yield result
         if failure is not None:
             _fail(context, failure)
 
@@ -81,6 +87,7 @@ def score_group(
         identity=identity,
         temperature=options.temperature if options.HasField("temperature") else 1.0,
         top_k=options.top_k,
+        suppressed_ids=options.suppressed_ids,
     )
 
 
@@ -98,7 +105,7 @@ def _score(trajectory: teacher_pb2.Trajectory, top_k: int) -> teacher_pb2.Trajec
         trajectory_id=trajectory.trajectory_id,
         status=teacher_pb2.TRAJECTORY_STATUS_OK,
         logprobs=logprobs_of(ids),
-        top_ids=encode_ids(top_ids),
+        top_ids=encode_id_table(top_ids),
         top_logprobs=logprobs_of(top_ids),
         named_logprobs=logprobs_of(decode_ids(trajectory.named_ids)),
     )

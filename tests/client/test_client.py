@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from preceptor.client import AsyncTeacherClient, TeacherClient
-from preceptor.codec import CodecError, Score, TeacherRefusal, prompt_group
+from preceptor.codec import CodecError, Score, TeacherRefusal, encode_ids, prompt_group
 from preceptor.embedded_redis import free_port
 from preceptor.retry_budget import PUSHBACK
 from preceptor.teacher_errors import (
@@ -104,6 +104,34 @@ def test_a_group_cut_in_pieces_is_scored_as_if_whole(connect, teacher, address):
     with connect(address, request_tokens=25) as client:
         assert client.score(groups) == answers(groups)
     assert len(teacher.requests) == 9
+
+
+def test_suppressed_ids_are_sent_in_one_form_and_checked(connect, teacher, address):
+    with connect(address, request_tokens=40) as client:
+        results = client.score(make_groups(3), suppressed_ids=[7, 3, 7])
+        assert {one.suppressed_ids for one in results} == {encode_ids([3, 7])}
+        assert {one.options.suppressed_ids for one in teacher.requests} == {encode_ids([3, 7])}
+        client.scores(make_groups(1), suppressed_ids=np.array([5]))
+        assert teacher.requests[-1].options.suppressed_ids == encode_ids([5])
+        with pytest.raises(CodecError, match="dimension"):
+            client.scores(make_groups(1), suppressed_ids=3)
+
+
+@pytest.mark.pitfall("L5")
+@pytest.mark.parametrize(
+    ("applied", "words"),
+    [
+        ({"temperature": 1.0}, "temperature 1.0, asked for 0.5"),
+        ({"top_k": 1}, "top_k 1, asked for 2"),
+        ({"suppressed_ids": b""}, r"suppressed_ids \[\], asked for \[3\]"),
+    ],
+)
+def test_a_teacher_that_applies_other_options_is_not_believed(
+    connect, teacher, address, applied, words
+):
+    teacher.applied = applied
+    with connect(address) as client, pytest.raises(TeacherReplyInvalid, match=words):
+        client.score(make_groups(1), temperature=0.5, top_k=2, suppressed_ids=[3])
 
 
 def test_no_groups_no_call(connect, teacher, address):

@@ -14,6 +14,8 @@ from preceptor.codec import (
     decode_ids,
     decode_logprobs,
     decode_mask,
+    encode_id_set,
+    encode_id_table,
     encode_ids,
     encode_logprobs,
     encode_mask,
@@ -67,6 +69,58 @@ def test_the_largest_int32_is_an_id():
 def test_ids_are_integers(bad):
     with pytest.raises(CodecError):
         encode_ids(bad)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "responses", "words"),
+    [
+        ([1, 2], [4, 5, 2], r"response 0: token ids must have 1 dimension, found 0"),
+        ([1, 2], np.array([4, 5]), "response 0"),
+        ([1, 2], [[4], [[5, 6]]], r"response 1: .* found 2 \(shape \(1, 2\)\)"),
+        ([[1, 2]], [[4]], r"found 2 \(shape \(1, 2\)\)"),
+        (1, [[4]], "found 0"),
+        ([1, 2], [[4], [[5], [6, 7]]], "response 1: token ids are no array"),
+    ],
+)
+def test_ids_of_another_shape_are_refused_and_not_flattened(prompt, responses, words):
+    with pytest.raises(CodecError, match=words):
+        prompt_group("g", prompt, responses)
+
+
+def test_the_rows_of_an_array_are_responses():
+    group = prompt_group("g", np.array([1]), np.array([[4, 5], [6, 7]]))
+    assert [decode_ids(one.response_ids).tolist() for one in group.trajectories] == [[4, 5], [6, 7]]
+
+
+def test_tables_and_sets_of_ids():
+    assert decode_ids(encode_id_table([[1, 2], [3, 4]])).tolist() == [1, 2, 3, 4]
+    assert encode_id_table(np.empty((3, 0), int)) == b""
+    for flat in ([1, 2], 3, [[[1]]]):
+        with pytest.raises(CodecError, match="2 dimensions"):
+            encode_id_table(flat)
+    assert encode_id_set([7, 3, 7]) == encode_id_set((3, 7)) == encode_ids([3, 7])
+    assert encode_id_set(()) == b""
+    with pytest.raises(CodecError, match="-1"):
+        encode_id_set([-1])
+
+
+@pytest.mark.parametrize(
+    ("masks", "words"),
+    [
+        ([[1, 1], [1, 0]], "response 1: a mask of 2 values for 1 tokens"),
+        ([[1, 1], []], "response 1: a mask of 0 values for 1 tokens"),
+        ([[1, 1]], "1 loss_masks for 2 responses"),
+        ([[[1, 1]], [1]], "1 dimension"),
+    ],
+)
+def test_masks_that_do_not_fit_their_responses(masks, words):
+    with pytest.raises(CodecError, match=words):
+        prompt_group("g", [1], [[4, 5], [6]], loss_masks=masks)
+
+
+def test_masks_travel_with_their_responses():
+    group = prompt_group("g", [1], [[4, 5], [6]], loss_masks=[[1, 0], np.array([True])])
+    assert [one.loss_mask for one in group.trajectories] == [b"\1\0", b"\1"]
 
 
 @pytest.mark.pitfall("L12")

@@ -97,14 +97,11 @@ def test_equal_group_ids_are_refused():
         split(make([(1, [1])]) * 2, 0, Limits(10, WIDE))
 
 
-def test_pieces_scored_differently_are_not_merged():
-    [group] = make([(3, [1, 1])])
-    parts = [
-        teacher_pb2.GroupResult(group_id="g0", temperature=temperature)
-        for temperature in (1.0, 2.0)
-    ]
-    with pytest.raises(TeacherReplyInvalid, match="temperature"):
-        merge(group, parts)
+def test_suppressed_ids_count_in_both_messages():
+    groups = make([(10, [1000])])
+    split(groups, 0, Limits(10**6, 8192))
+    with pytest.raises(MessageTooLarge, match=r"takes up to 9\d\d\d bytes, the limit is 8192"):
+        split(groups, 0, Limits(10**6, 8192, suppressed_bytes=4000))
 
 
 def test_foreign_trajectories_are_refused():

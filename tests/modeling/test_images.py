@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import io
 import struct
+import weakref
 import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from modeling.images import (
     ImageError,
@@ -18,6 +24,7 @@ from modeling.images import (
     expand_placeholders,
     feature_count,
     image_inputs,
+    image_size,
 )
 from tests.tiny_models import IMAGE, draw_image
 
@@ -42,6 +49,77 @@ def png_claiming(width: int, height: int) -> bytes:
 def test_a_bomb_is_refused_by_its_header(side):
     with pytest.raises(ImageTooLarge, match="pixels"):
         decode_image(png_claiming(side, side), max_pixels=10**6)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "words"),
+    (
+        (2049, 2048, "2049 x 2048 = 4196352 pixels, the limit is 4194304"),
+        (1_000_000, 1, "1000000 x 1 pixels; one side may be at most 200 times the other"),
+        (2, 402, "200 times"),
+    ),
+)
+def test_large_and_narrow_images_are_refused_by_their_header(width, height, words):
+    data = png_claiming(width, height)
+    for read in (image_size, decode_image):
+        with pytest.raises(ImageTooLarge, match=words):
+            read(data)
+
+
+def test_the_largest_and_narrowest_images_pass():
+    assert image_size(png_claiming(2048, 2048)) == (2048, 2048)
+    assert image_size(png_claiming(2, 400)) == (2, 400)
+
+
+def test_one_decoded_image_lives_at_a_time(load, monkeypatch):
+    """A batch of images at full size would be gigabytes."""
+    alive: list[weakref.ref] = []
+    counts = []
+
+    def watched(*arguments, **limits):
+        image = decode_image(*arguments, **limits)
+        alive.append(weakref.ref(image))
+        counts.append(sum(one() is not None for one in alive))
+        return image
+
+    monkeypatch.setattr("modeling.images.decode_image", watched)
+    inputs = image_inputs(load("llava"), [draw_image(seed, side=200) for seed in range(5)])
+    assert counts == [1] * 5
+    assert inputs["pixel_values"].shape == (5, 3, 28, 28)
+
+
+def test_images_that_were_let_in_are_not_measured_again(load):
+    """Their limits are the service's settings, which may be wider than the defaults."""
+    inputs = image_inputs(load("llava"), [draw_image(0, side=2050)])
+    assert inputs["pixel_values"].shape == (1, 3, 28, 28)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    (
+        LlavaNextImageProcessorPil(
+            size={"shortest_edge": 28},
+            crop_size={"height": 28, "width": 28},
+            image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
+        ),
+        PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size={"height": 8, "width": 8}),
+        Qwen2VLImageProcessorPil(),
+    ),
+)
+def test_one_by_one_is_what_the_processor_makes_of_all_together(load, processor):
+    loaded = load("llava")
+    names = frozenset(("pixel_values", "image_sizes", "image_grid_thw"))
+    loaded.__dict__.update(image_processor=processor, forward_arguments=names)
+    random = np.random.default_rng(0)
+    images = [
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        for height, width in ((40, 60), (90, 30), (56, 56))
+    ]
+    wanted = processor(images=images, return_tensors="pt")
+    found = image_inputs(loaded, images)
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        assert value.dtype == wanted[name].dtype and torch.equal(value, wanted[name]), name
 
 
 def test_too_many_bytes():

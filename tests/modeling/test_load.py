@@ -101,6 +101,57 @@ def test_a_vision_model_knows_its_placeholder(load):
     assert type(loaded.image_processor).__name__ == "GotOcr2ImageProcessorPil"
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    (
+        ("/nope", "there is no such folder"),
+        ("./nope", "there is no such folder"),
+        ("a/b/c", "there is no such folder"),
+        (Path("nope"), "there is no such folder"),
+        ("no hub id!", "hub does not give it"),
+    ),
+)
+def test_a_model_that_is_not_there(name, words):
+    with pytest.raises(ModelError, match=words) as caught:
+        load_model(name)
+    assert str(name) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", (OSError("not\nthere"), ConnectionError("offline"), ValueError()))
+def test_whatever_the_hub_raises_is_one_line(monkeypatch, error):
+    def snapshot_download(*_, **__):
+        raise error
+
+    monkeypatch.setattr("modeling.load.snapshot_download", snapshot_download)
+    with pytest.raises(ModelError, match="owner/name") as caught:
+        load_model("owner/name")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "part"),
+    (
+        ("config.json", None, "config"),
+        ("config.json", "{", "config"),
+        ("config.json", "{}", "config"),
+        ("model.safetensors", "damaged", "weights"),
+        ("tokenizer.json", None, "tokenizer"),
+        ("tokenizer.json", "{", "tokenizer"),
+        ("preprocessor_config.json", None, "image processor"),
+    ),
+)
+def test_a_folder_that_lacks_something_is_named(tmp_path, file, content, part):
+    folder = make_llava(tmp_path)
+    if file == "tokenizer.json":
+        (folder / "tokenizer_config.json").unlink()
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_text(content)
+    with pytest.raises(ModelError, match=f"{folder}: its {part}") as caught:
+        load_model(folder)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
 def test_pickled_weights_and_unknown_dtypes_are_refused(tmp_path, folders):
     (tmp_path / "config.json").write_text((folders["llama"] / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").write_bytes(b"")

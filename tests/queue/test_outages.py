@@ -143,6 +143,26 @@ def test_a_flush_while_blocked_loses_nothing_that_follows(make_queue, client, ca
     assert len(caplog.records) < 5, [record.getMessage() for record in caplog.records]
 
 
+@pytest.mark.pitfall("Q2")
+def test_a_flush_before_every_read_is_no_hot_loop(make_queue, client, monkeypatch):
+    """Counted: how often the group is made again within a second."""
+    honest, forget_until = client.xreadgroup, time.monotonic() + 1.0
+
+    def forgetful(*arguments, **settings):
+        if time.monotonic() < forget_until:
+            client.delete("preceptor:{run}:tasks")
+        return honest(*arguments, **settings)
+
+    monkeypatch.setattr(client, "xreadgroup", forgetful)
+    client.config_resetstat()
+    assert make_queue("w").claim_tasks(1, 0) == []
+    # One command before Redis 7, one a subcommand since.
+    commands = client.info("commandstats")
+    made = sum(row["calls"] for name, row in commands.items() if name.startswith("cmdstat_xgroup"))
+    # After 0, 0.1, 0.3, 0.6 and 1.0 s; without a pause a thousand times.
+    assert 1 <= made <= 6
+
+
 def test_redis_killed_and_restarted_is_waited_for(binary, tmp_path, caplog):
     port = free_port()
     with start_redis(tmp_path, port, binary) as first:

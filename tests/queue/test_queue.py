@@ -7,7 +7,7 @@ import time
 import pytest
 
 from preceptor.queue import Backlog, Claim, RolloutQueue, task_key
-from preceptor.v1 import common_pb2, queue_pb2
+from preceptor.v1 import queue_pb2
 from tests.queue.queue_messages import group_for, slots, task
 
 
@@ -127,6 +127,62 @@ def test_a_group_the_trainer_refuses_is_kept_with_the_reason(make_queue):
     assert queue_pb2.RolloutGroup.FromString(letter.payload) == group.message
 
 
+def bury(queue, *numbers, reason="no"):
+    """Put tasks with these slots, and send them to the dead letters."""
+    queue.put_tasks([task(number) for number in numbers])
+    for claim in queue.claim_tasks(len(numbers), 0):
+        queue.dead_letter(claim, reason)
+
+
+def buried(letters):
+    return [queue_pb2.PromptTask.FromString(letter.payload).id.slot for letter in letters]
+
+
+def test_new_dead_letters_are_those_of_tasks_since_the_first_was_put(make_queue):
+    worker = make_queue("w")
+    bury(worker, 0)
+    trainer = make_queue()
+    trainer.put_tasks([task(1)])
+    bury(worker, 2, reason="the prompt is empty")
+    letters = trainer.new_dead_letters()
+    # Slot 1 was put before slot 2, so the worker claimed it; slot 0 is from before the trainer.
+    assert buried(letters) == [1] and letters[0].reason == "the prompt is empty"
+    assert trainer.new_dead_letters() == []
+    [claim] = worker.claim_tasks(1, 0)
+    worker.finish_task(claim, group_for(claim.message))
+    [group] = trainer.claim_groups(1, 0)
+    trainer.dead_letter(group, "a group the trainer itself refused is no news")
+    bury(worker, 3, 4)
+    assert buried(trainer.new_dead_letters()) == [3, 4]
+    assert trainer.new_dead_letters() == []
+
+
+def test_new_dead_letters_without_a_task_put_begin_with_the_first_call(make_queue):
+    worker, observer = make_queue("w"), make_queue("observer")
+    bury(worker, 0)
+    assert observer.new_dead_letters() == []
+    bury(worker, 1)
+    assert buried(observer.new_dead_letters()) == [1]
+
+
+def test_new_dead_letters_survive_a_flush_after_which_ids_are_lower(make_queue, client):
+    trainer, key = make_queue(), "preceptor:{run}:dead"
+    bury(trainer, 0, 1)
+    assert buried(trainer.new_dead_letters()) == [0, 1]
+    bury(trainer, 2)
+    [(_, fields)] = client.xrevrange(key, count=1)
+    client.flushall()
+    # As by a clock that was set back: as many entries as before, each id lower.
+    for entry_id in ("1-1", "1-2"):
+        client.xadd(key, fields, id=entry_id)
+    assert buried(trainer.new_dead_letters()) == [2, 2]
+    client.flushall()
+    assert trainer.new_dead_letters() == []
+    client.xadd(key, fields, id="1-1")
+    assert buried(trainer.new_dead_letters()) == [2]
+    assert trainer.new_dead_letters() == []
+
+
 def test_released_tasks_are_free_at_once_and_not_counted(make_queue):
     make_queue().put_tasks([task(0), task(1)])
     stopping, other = make_queue("a"), make_queue("b")
@@ -134,6 +190,18 @@ def test_released_tasks_are_free_at_once_and_not_counted(make_queue):
         stopping.release(stopping.claim_tasks(2, 0))
     claims = other.claim_tasks(2, 0)
     assert slots(claims) == [0, 1] and {claim.deliveries for claim in claims} == {1}
+
+
+def test_released_for_later_they_are_nobodys_for_a_while(make_queue, client):
+    make_queue().put_tasks([task(0)])
+    early, other = make_queue("a", lease_seconds=60), make_queue("b", lease_seconds=60)
+    early.release(early.claim_tasks(1, 0), after_seconds=20)
+    assert other.claim_tasks(1, 0) == [] == early.claim_tasks(1, 0)
+    (held,) = client.xpending_range("preceptor:{run}:tasks", "consumers", "-", "+", 9)
+    # 40 of the 60 seconds of a lease have passed, as it were; the test took less than 19 more.
+    assert 40_000 <= held["time_since_delivered"] < 59_000 and held["times_delivered"] == 0
+    late = make_queue("c", lease_seconds=40)
+    assert [claim.deliveries for claim in late.claim_tasks(1, 0)] == [1]
 
 
 def test_a_task_taken_over_is_not_snatched_back(make_queue):
@@ -194,15 +262,6 @@ def test_clearing_drops_waiting_and_running_tasks(make_queue):
     # A worker that finishes late still hands in; the trainer refuses it by its incarnation.
     worker.finish_task(claims[0], group_for(claims[0].message))
     assert slots(trainer.claim_groups(9, 0)) == [0]
-
-
-def test_the_policy_pointer(make_queue):
-    queue = make_queue()
-    assert queue.get_policy() is None
-    for step in (3, 4):
-        version = common_pb2.PolicyVersion(incarnation=2, step=step)
-        queue.set_policy(version, f"runs/run/policies/2-{step}")
-    assert queue.get_policy() == (version, "runs/run/policies/2-4")
 
 
 def test_heartbeats_expire(make_queue):

@@ -11,8 +11,8 @@ from preceptor.codec import decode_ids, decode_logprobs, encode_ids, prompt_mess
 from preceptor.policy import Version
 from preceptor.queue import RolloutQueue
 from preceptor.v1 import common_pb2, queue_pb2
-from services.rollout.admission import read_task
-from services.rollout.engines.torch import generate
+from services.rollout.engines.torch import SampleRequest, generate
+from services.rollout.sampling import Sampling
 from tests.tiny_models import EOS, IMAGE, PAD
 
 RUN = "run"
@@ -72,7 +72,20 @@ def check_group(
     assert (group.id, group.kind) == (one.id, one.kind)
     assert (group.prompt, group.sampling) == (one.prompt, one.sampling)
     assert group.generation_seconds > 0
-    request, sampling = read_task(loaded, one)
+    # Read here by hand, so that what admission makes of the task is part of what is checked.
+    wanted = one.sampling
+    ends = decode_ids(wanted.eos_ids).tolist()
+    sampling = Sampling(
+        max_new_tokens=wanted.max_new_tokens,
+        eos_ids=tuple(ends),
+        suppressed_ids=tuple(decode_ids(wanted.suppressed_ids).tolist()),
+        temperature=wanted.temperature,
+        top_p=wanted.top_p,
+        top_k=wanted.top_k,
+    )
+    images = tuple(image.data for image in one.prompt.images)
+    prompt_ids = decode_ids(one.prompt.token_ids)
+    request = SampleRequest(prompt_ids, one.samples, wanted.seed, images)
     expected = generate(loaded, [request], sampling)[0]
     assert [rollout.sample for rollout in group.rollouts] == list(range(one.samples))
     for rollout, response in zip(group.rollouts, expected, strict=True):
@@ -80,7 +93,10 @@ def check_group(
         assert ids.tolist() == response.ids.tolist()
         logprobs = decode_logprobs(rollout.behaviour_logprobs, len(ids))
         np.testing.assert_allclose(logprobs, response.logprobs, atol=1e-4)
-        ended = queue_pb2.FINISH_REASON_STOP if response.stopped else queue_pb2.FINISH_REASON_LENGTH
-        assert rollout.finish_reason == ended
+        if ids[-1] in ends:
+            assert rollout.finish_reason == queue_pb2.FINISH_REASON_STOP
+        else:
+            assert rollout.finish_reason == queue_pb2.FINISH_REASON_LENGTH
+            assert len(ids) == wanted.max_new_tokens
         (span,) = rollout.policy_spans
         assert (Version.of(span.version), span.count) == (version, len(ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -125,6 +126,47 @@ def test_the_life_of_two_workers(start, trainer, store, student, tmp_path, redis
     other = RolloutQueue(redis_client, RUN, "other", lease_seconds=LEASE_SECONDS)
     (claim,) = other.claim_tasks(1, 0.0)
     assert (claim.message.id.slot, claim.deliveries) == (1, 1)
+
+
+def test_a_model_that_is_not_the_trainers_ends_the_worker_with_2(
+    start, trainer, store, student, tmp_path
+):
+    other = load_model(make_llama(tmp_path / "other", intermediate_size=64))
+    store.publish(Version(0, 1), lambda folder: save_model(other, folder))
+    trainer.put_tasks([task(0, Version(0, 1))])
+    assert start("misfit").wait(60) == 2
+    said = (tmp_path / "misfit.log").read_text()
+    assert f"rollout: rollout.model {student} is not the model" in said
+    assert str(store.path(Version(0, 1))) in said and "set rollout.model to trainer.student" in said
+    assert "Traceback" not in said
+    assert trainer.backlog().tasks_running == 1
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"batch_sequences": 0}, "batch_sequences"),
+        ({"model": "."}, "holds no safetensors"),
+    ],
+)
+def test_what_cannot_be_used_is_one_message_and_2(
+    changes, words, tmp_path, redis_url, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    sections = {
+        "run": {"dir": str(tmp_path)},
+        "redis": {"url": redis_url},
+        "rollout": {"model": ".", **changes},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(sections))
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert main(["run.yaml"]) == 2
+    finally:
+        for one, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(one, handler)
+    said = capsys.readouterr().err
+    assert "rollout: " in said and words in said and "Traceback" not in said
 
 
 def test_settings_that_cannot_be_read_are_said(tmp_path, capsys):

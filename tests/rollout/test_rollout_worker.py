@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from contextlib import contextmanager
 
 import pytest
+import torch
 
-from modeling.load import load_model, save_model
-from preceptor.codec import encode_ids
+from modeling.load import ModelError, load_model, save_model
+from preceptor.codec import decode_ids, encode_ids
 from preceptor.policy import PolicyStore, Version
 from preceptor.queue import RolloutQueue
+from preceptor.v1 import queue_pb2
 from services.rollout import worker as worker_module
 from services.rollout.heartbeat import Status
-from services.rollout.held_policy import HeldPolicy
+from services.rollout.held_policy import HeldPolicy, WrongModel
 from services.rollout.settings import RolloutSettings
 from services.rollout.worker import Worker
 from tests.rollout.prompt_tasks import FIRST, RUN, check_group, read_groups, task
-from tests.tiny_models import EOS, IMAGE, draw_image, make_llava
+from tests.tiny_models import EOS, IMAGE, PAD, draw_image, make_llama, make_llava
 
 
 @pytest.fixture
@@ -42,16 +45,16 @@ def start(redis_client, folders, load, store):
         settings = RolloutSettings(model=str(folders["llava"]), name="w0", **changes)
         queue = RolloutQueue(redis_client, RUN, "w0", lease_seconds=1.0)
         loaded, stop = load("llava"), threading.Event()
-        worker = Worker(settings, loaded, queue, HeldPolicy(loaded, store, stop), Status(), stop)
+        worker = Worker(settings, loaded, queue, HeldPolicy(loaded, store), Status(), stop)
         failures = []
 
         def run():
             try:
                 worker.run()
-            except RuntimeError as error:
+            except (RuntimeError, ModelError) as error:
                 failures.append(error)
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, name="worker")
         thread.start()
         try:
             yield worker
@@ -69,6 +72,10 @@ def wait_until(condition, seconds=20.0):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def worker_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "worker"]
 
 
 def good_tasks():
@@ -133,8 +140,8 @@ def test_a_task_waits_for_the_policy_it_asks_for(start, trainer, store, tmp_path
     newer = load_model(make_llava(tmp_path / "newer", seed=1))
     one = task(0, second)
     trainer.put_tasks([one])
-    with start() as worker:
-        wait_until(lambda: worker._status.state == "loading")
+    with start(policy_retry_seconds=0.1) as worker:
+        wait_until(lambda: worker._missing == second)
         assert trainer.backlog().groups_waiting == 0
         store.publish(second, lambda folder: save_model(newer, folder))
         groups = read_groups(trainer, 1, 20.0)
@@ -142,18 +149,82 @@ def test_a_task_waits_for_the_policy_it_asks_for(start, trainer, store, tmp_path
     check_group(newer, one, groups[0], second)
 
 
-def test_what_asks_for_a_missing_policy_is_given_back_and_neighbours_are_served(
-    start, trainer, redis_client, load
-):
-    good, early = task(0), task(1, Version(0, 7))
-    trainer.put_tasks([good, early])
-    with start(policy_wait_seconds=0.3):
-        groups = read_groups(trainer, 1, 20.0)
-        check_group(load("llava"), good, groups[0], FIRST)
+def test_a_policy_that_never_comes_holds_nobody_up(start, trainer, redis_client, load):
+    early = task(1, Version(0, 7))
+    trainer.put_tasks([early, task(0)])
+    # However long it is until the early one is tried again.
+    with start(policy_retry_seconds=3600.0):
+        check_group(load("llava"), task(0), read_groups(trainer, 1, 20.0)[0], FIRST)
+        # Again and again.
+        for slot in (2, 3):
+            trainer.put_tasks([task(slot)])
+            assert read_groups(trainer, 1, 20.0).keys() == {slot}
     other = RolloutQueue(redis_client, RUN, "w1", lease_seconds=1.0)
     (claim,) = other.claim_tasks(1, 5.0)
     assert claim.message.id.slot == 1
+    assert claim.deliveries == 1, "nobody's fault"
+
+
+def test_a_task_given_back_is_tried_again_after_a_pause_and_not_in_a_hot_loop(
+    start, trainer, monkeypatch, caplog
+):
+    tries = []
+
+    def count(policy):
+        tries.append(time.monotonic())
+        honest(policy)
+
+    honest = HeldPolicy.refresh
+    monkeypatch.setattr(HeldPolicy, "refresh", count)
+    trainer.put_tasks([task(1, Version(0, 7))])
+    with start(policy_retry_seconds=0.4):
+        wait_until(lambda: len(tries) >= 4)
+    assert min(after - before for before, after in itertools.pairwise(tries)) > 0.35
+    assert caplog.text.count("policy 0-000007 is not in") == 1, "said once, however often tried"
+
+
+def test_weights_of_another_model_end_the_worker_and_blame_no_task(
+    start, trainer, store, redis_client, tmp_path
+):
+    other = load_model(make_llama(tmp_path / "other"))
+    store.publish(Version(0, 1), lambda folder: save_model(other, folder))
+    trainer.put_tasks([task(0, Version(0, 1))])
+    with pytest.raises(WrongModel, match=r"rollout\.model"), start():
+        wait_until(lambda: not worker_threads())
+    heir = RolloutQueue(redis_client, RUN, "w1", lease_seconds=1.0)
+    (claim,) = heir.claim_tasks(1, 0.0)
     assert claim.deliveries == 1
+
+
+def test_an_evaluation_task_is_greedy_when_it_says_so(start, trainer, load):
+    """By plain recomputation: each id is the likeliest."""
+    one = task(0, samples=1, temperature=0.0, top_p=1.0, max_new_tokens=6, eos_ids=b"")
+    one.kind = queue_pb2.TASK_KIND_EVALUATION
+    sampled = task(1, samples=1, max_new_tokens=6, eos_ids=b"")
+    trainer.put_tasks([one, sampled])
+    with start():
+        groups = read_groups(trainer, 2, 20.0)
+    assert groups[0].kind == queue_pb2.TASK_KIND_EVALUATION
+    assert groups[1].kind == queue_pb2.TASK_KIND_TRAIN
+    loaded, ids = load("llava"), [1, 50, 51]
+    with torch.no_grad():
+        for _ in range(6):
+            logits_V = loaded.model(torch.tensor([ids])).logits[0, -1]
+            logits_V[[PAD, IMAGE]] = -torch.inf
+            ids.append(int(logits_V.argmax()))
+    written = [decode_ids(groups[slot].rollouts[0].response_ids).tolist() for slot in (0, 1)]
+    assert written[0] == ids[3:] != written[1]
+
+
+def test_the_finish_reason_tells_ended_from_cut_off(start, trainer):
+    every_id = encode_ids([one for one in range(96) if one not in (PAD, IMAGE)])
+    trainer.put_tasks([task(0, eos_ids=every_id), task(1, eos_ids=b"")])
+    with start():
+        groups = read_groups(trainer, 2, 20.0)
+    ended, cut = groups[0].rollouts, groups[1].rollouts
+    assert [one.finish_reason for one in ended] == [queue_pb2.FINISH_REASON_STOP] * 3
+    assert [one.finish_reason for one in cut] == [queue_pb2.FINISH_REASON_LENGTH] * 3
+    assert [len(decode_ids(one.response_ids)) for one in (*ended, *cut)] == [1] * 3 + [12] * 3
 
 
 def test_the_engine_fails_on_one_task_only(start, trainer, load, monkeypatch):

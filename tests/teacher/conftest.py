@@ -36,5 +36,6 @@ def vision_teacher(
     """A teacher that sees images."""
     folder = tmp_path_factory.mktemp("vision")
     limits = ["--teacher.max_image_pixels", "10000", "--teacher.max_image_bytes", "40000"]
+    limits += ["--teacher.max_request_pixels", "20000"]
     with run_service(llava_folder, folder, *limits) as service:
         yield service

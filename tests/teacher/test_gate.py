@@ -7,21 +7,27 @@ import re
 import numpy as np
 import pytest
 
-from modeling.images import ImageError, ImageTooLarge
+from modeling.images import ImageError, ImageTooLarge, ImageTooNarrow
 from preceptor.codec import encode_ids, image_message, prompt_group
 from preceptor.v1 import common_pb2
 from preceptor.v1 import teacher_pb2 as pb
-from services.teacher.gate import InvalidOptions, Rules, admit, read_options
+from services.teacher.call import InvalidCall, Options, check_names, read_options
+from services.teacher.gate import Rules, admit
+from services.teacher.scores import Failure, Scores, group_result, reply_bytes, trajectory_result
 
-PLACEHOLDER, ROWS, LONGEST = 3, 96, 20
+PLACEHOLDER, ROWS, LONGEST, PIXELS = 3, 96, 20, 110
 
 
 def rules(images=True, shares=True):
+    """An image of n bytes has n pixels and makes 2 features."""
+
     def count(data: bytes) -> int:
         if data == b"huge":
             raise ImageTooLarge("the image has 9 pixels, the limit is 4")
         if data == b"broken":
             raise ImageError("the image cannot be read")
+        if data == b"narrow":
+            raise ImageTooNarrow("one side may be at most 200 times the other")
         return 2
 
     card = pb.TeacherCard(
@@ -30,10 +36,10 @@ def rules(images=True, shares=True):
         max_sequence_tokens=LONGEST,
         modalities=["text", "image"] if images else ["text"],
         image_placeholder_id=PLACEHOLDER if images else None,
-        limits=pb.Limits(max_top_k=8, max_image_bytes=100),
+        limits=pb.Limits(max_top_k=8, max_image_bytes=100, max_request_pixels=PIXELS),
         shares_prompts=shares,
     )
-    return Rules(card, count)
+    return Rules(card, len, count)
 
 
 def good():
@@ -66,6 +72,10 @@ def set_hash(group):
     group.prompt.images[0].sha256 = bytes(32)
 
 
+def set_id(name):
+    return lambda group: setattr(group, "group_id", name)
+
+
 def same_trajectory_id(group):
     group.trajectories[1].trajectory_id = "0"
 
@@ -84,7 +94,8 @@ PROMPTS = (
         "4 features",
     ),
     (set_image(b"broken"), pb.REFUSAL_IMAGE_UNREADABLE, "cannot be read"),
-    (set_image(b"huge"), pb.REFUSAL_IMAGE_TOO_LARGE, "max_image_pixels"),
+    (set_image(b"huge"), pb.REFUSAL_IMAGE_TOO_LARGE, r"limit is 4 \(teacher.max_image_pixels\)$"),
+    (set_image(b"narrow"), pb.REFUSAL_IMAGE_TOO_LARGE, "200 times the other$"),
     (set_image(b"x" * 101), pb.REFUSAL_IMAGE_TOO_LARGE, "101 bytes, the limit is 100"),
     (set_hash, pb.REFUSAL_IMAGE_HASH_MISMATCH, "sha256"),
     (
@@ -105,6 +116,11 @@ RESPONSES = (
     (set_first("loss_mask", b"\1\2"), pb.REFUSAL_MALFORMED_ARRAY, "found 2"),
     (set_first("named_ids", raw(1, 2, 3)), pb.REFUSAL_MALFORMED_ARRAY, "n = 2"),
     (set_first("named_ids", raw(1, ROWS)), pb.REFUSAL_ID_OUT_OF_RANGE, "named_ids"),
+    (
+        set_first("named_ids", raw(*[5] * 18)),
+        pb.REFUSAL_OPTION_NOT_SUPPORTED,
+        r"9 named_ids a position, .* 8 \(teacher.max_top_k\)",
+    ),
 )
 
 
@@ -158,6 +174,101 @@ def test_injected_placeholders_are_legal_where_the_engine_can_tell_them_apart():
     assert admitted.refused[0].status == pb.TRAJECTORY_STATUS_UNIMPLEMENTED
 
 
+def test_as_many_named_ids_as_top_k_pass():
+    (admitted,) = admit([change(set_first("named_ids", raw(*[5] * 16)))], rules())
+    assert admitted.rows == (0, 1)
+    assert admitted.work.named_ids[0].shape == (2, 8)
+
+
+def test_groups_beyond_the_pixels_of_a_request_are_refused():
+    groups = [change(set_image(b"x" * size)) for size in (60, 51, 50, 1)]
+    for index, group in enumerate(groups):
+        group.group_id = str(index)
+    admitted = admit(groups, rules())
+    assert [one.rows for one in admitted] == [(0, 1), (), (0, 1), ()]
+    refused = admitted[1].refused[0]
+    assert refused.refusal == pb.REFUSAL_IMAGE_TOO_LARGE
+    assert "51 pixels make 111" in refused.message
+    assert "limit is 110 (teacher.max_request_pixels)" in refused.message
+    # Each request anew.
+    assert admit(groups[1:2], rules())[0].rows == (0, 1)
+
+
+def test_pixels_are_counted_before_an_image_is_decoded():
+    decoded = []
+    one = rules()
+    watched = Rules(one.card, lambda data: PIXELS + 1, decoded.append)
+    (admitted,) = admit([good()], watched)
+    assert admitted.work is None and decoded == []
+
+
+@pytest.mark.parametrize("field", ("student", "group_id", "trajectory_id"))
+def test_long_names_refuse_the_call(field):
+    def request(name):
+        group = good()
+        if field == "trajectory_id":
+            group.trajectories[1].trajectory_id = name
+        elif field == "group_id":
+            group.group_id = name
+        student = name if field == "student" else "s"
+        return pb.ScoreRequest(student=student, groups=[group])
+
+    check_names(request("x" * 256))
+    with pytest.raises(InvalidCall, match=f"{field} 'x+\\.\\.\\.' has 257 bytes") as caught:
+        check_names(request("x" * 257))
+    assert len(str(caught.value)) < 200
+    with pytest.raises(InvalidCall, match="258 bytes"):
+        check_names(request("ä" * 129))
+
+
+def test_messages_are_cut():
+    group = good()
+    group.prompt.token_ids = raw(*[PLACEHOLDER] * 200)
+    group.prompt.ClearField("images")
+    group.prompt.images.extend([image_message(b"x")] * 110)
+    group.group_id = "ä" * 128
+    (bad,) = admit([group], rules())
+    assert bad.refused[0].refusal == pb.REFUSAL_PLACEHOLDER_COUNT
+    assert "200 image placeholders" in bad.refused[0].message
+    assert 290 <= len(bad.refused[0].message.encode()) <= 300
+    _, twice = admit([change(set_id("ä" * 128)), change(set_id("ä" * 128))], rules())
+    assert "ä" * 64 + "..." in twice.refused[0].message
+    assert "ä" * 65 not in twice.refused[0].message
+
+
+@pytest.mark.parametrize("name", ("g", "\U0010ffff" * 64, "ä" * 128))
+@pytest.mark.parametrize("refused", (True, False))
+def test_a_result_is_no_larger_than_foreseen(name, refused):
+    """Twice the same names, so that a refusal's text holds them too."""
+    group = change(set_id(name))
+    group.trajectories[0].named_ids = raw(*range(4, 20))
+    for one in group.trajectories:
+        one.trajectory_id = name
+    if not refused:
+        group.trajectories[1].trajectory_id = name[:-1] + "é"
+    options = Options(temperature=0.7, top_k=8, suppressed_ids=tuple(range(2000)))
+    admitted = admit([group, group], rules())[int(refused)]
+    outcomes = []
+    for ids, named in zip(
+        *((admitted.work.responses, admitted.work.named_ids) if admitted.work else ((), ())),
+        strict=True,
+    ):
+        table = np.zeros((len(ids), 8))
+        values = np.full(len(ids), -1.0, "f4")
+        outcomes.append(
+            Scores(values, table.astype("i4"), table.astype("f4"), np.zeros(named.shape, "f4"))
+        )
+    result = group_result(group, admitted, outcomes, "a" * 64, options)
+    statuses = {one.status == pb.TRAJECTORY_STATUS_OK for one in result.trajectories}
+    assert statuses == {not refused}
+    assert result.ByteSize() <= reply_bytes(group, options)
+
+
+def test_an_engines_long_complaint_is_cut():
+    one = trajectory_result("0", Failure("no " * 10_000))
+    assert len(one.message) == 300
+
+
 def test_a_text_model_takes_no_images():
     (admitted,) = admit([good()], rules(images=False))
     assert admitted.refused[0].refusal == pb.REFUSAL_IMAGES_NOT_SUPPORTED
@@ -190,15 +301,51 @@ def test_named_ids_keep_their_shape():
 @pytest.mark.pitfall("L5")
 @pytest.mark.parametrize("temperature", (0.0, -1.0, float("nan"), float("inf")))
 def test_senseless_temperatures(temperature):
-    with pytest.raises(InvalidOptions, match="temperature"):
+    with pytest.raises(InvalidCall, match="temperature"):
         read_options(pb.ScoreOptions(temperature=temperature), rules().card)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    (
+        (raw(3, ROWS), r"id 96; this teacher's ids lie in \[0, 96\)"),
+        (raw(-1), "id -1"),
+        (raw(*range(ROWS)), "all 96 ids"),
+        (b"123", "suppressed_ids: 3 bytes"),
+    ),
+)
+def test_senseless_suppressed_ids(data, message):
+    with pytest.raises(InvalidCall, match=message):
+        read_options(pb.ScoreOptions(suppressed_ids=data), rules().card)
+
+
+def test_too_many_suppressed_ids():
+    card = rules().card
+    card.embedding_rows = 10_000
+    with pytest.raises(InvalidCall, match="4097 ids, the limit is 4096"):
+        read_options(pb.ScoreOptions(suppressed_ids=raw(*range(4097))), card)
+
+
+def test_equal_sets_of_suppressed_ids_share_a_batch():
+    one, other = (
+        read_options(pb.ScoreOptions(suppressed_ids=raw(*ids)), rules().card)
+        for ids in ((7, 3), (3, 7, 7))
+    )
+    assert one == other and hash(one) == hash(other)
+    assert one.suppressed_ids == (3, 7)
+    most = raw(*range(ROWS - 1))
+    assert (
+        len(read_options(pb.ScoreOptions(suppressed_ids=most), rules().card).suppressed_ids) == 95
+    )
+    with pytest.raises(InvalidCall, match="the 1 ids that are not suppressed"):
+        read_options(pb.ScoreOptions(suppressed_ids=most, top_k=2), rules().card)
 
 
 @pytest.mark.pitfall("L4")
 def test_options():
     assert read_options(pb.ScoreOptions(), rules().card).temperature == 1.0
     assert read_options(pb.ScoreOptions(temperature=2, top_k=8), rules().card).top_k == 8
-    with pytest.raises(InvalidOptions, match=r"top_k 9 .* 8 \(teacher\.max_top_k\)"):
+    with pytest.raises(InvalidCall, match=r"top_k 9 .* 8 \(teacher\.max_top_k\)"):
         read_options(pb.ScoreOptions(top_k=9), rules().card)
     with pytest.raises(ValueError):
         pb.ScoreOptions(top_k=-1)

@@ -108,11 +108,16 @@ def test_oversize_messages_are_refused_in_our_words(llama_folder, tmp_path):
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert "teacher.max_message_bytes" in caught.value.details()
         assert service.stub.Score(short_request(), timeout=10).groups
+        # A stream may hold more than a message, though not without bound.
+        assert len(list(service.stub.ScoreStream(many(), timeout=10))) == 20
+        with pytest.raises(grpc.RpcError) as caught:
+            list(service.stub.ScoreStream(many(60), timeout=10))
+        assert "limit is 1048576 (16 x teacher.max_message_bytes)" in caught.value.details()
 
 
-def many():
+def many(count=20):
     """A small request with a large reply."""
-    groups = [prompt_group(str(n), [5], [[6] * 50]) for n in range(20)]
+    groups = [prompt_group(str(n), [5], [[6] * 50]) for n in range(count)]
     return pb.ScoreRequest(groups=groups, options=pb.ScoreOptions(top_k=64))
 
 
@@ -136,6 +141,8 @@ def test_told_to_stop_while_loading(tmp_path):
     ("arguments", "reason"),
     (
         (["--teacher.model", "MISSING"], "safetensors"),
+        (["--teacher.model", "/nope"], "model /nope: there is no such folder"),
+        (["--teacher.model", "no hub id!"], "hub does not give it"),
         (["--teacher.model", "m", "--teacher.max_top_k", "-1"], "max_top_k"),
         (["no-such.yaml"], "no-such.yaml"),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import numpy as np
 import pytest
+import torch
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -12,9 +13,9 @@ from modeling.card import describe_model
 from modeling.compat import check_compatible
 from modeling.groups import TokenGroup
 from modeling.load import load_model
-from modeling.shared_prefix import plain_logprobs
+from modeling.shared_prefix import group_logprobs, plain_logprobs
 from preceptor.client import TeacherClient
-from preceptor.codec import TeacherRefusal, encode_ids, prompt_group, read_group
+from preceptor.codec import TeacherRefusal, encode_id_table, encode_ids, prompt_group, read_group
 from preceptor.v1 import teacher_pb2 as pb
 from tests.tiny_models import EOS, IMAGE, THINK_END, draw_image
 
@@ -75,6 +76,53 @@ def test_a_teacher_that_is_the_student_finds_no_difference(teacher, llama_folder
         (own,) = plain_logprobs(student, [TokenGroup(ids, responses)])
         for ours, theirs in zip(own, read_group(group, result), strict=True):
             assert np.abs(theirs.logprobs - ours.detach().numpy()).max() < 1e-4
+
+
+@pytest.mark.pitfall("L1")
+@pytest.mark.parametrize("shares", (True, False))
+def test_a_vision_teacher_that_is_the_student_finds_no_difference(
+    vision_teacher, llava_folder, shares
+):
+    """The student's distribution has no image placeholder; then the teacher's must not either."""
+    student = load_model(llava_folder)
+    own_logprobs = group_logprobs if shares else plain_logprobs
+    random = np.random.default_rng(7)
+    prompt = [1, *[IMAGE] * 4, 7, 8]
+    groups = [
+        prompt_group(
+            f"g{seed}",
+            prompt,
+            [random.integers(5, 96, length) for length in (1, 9, 20)],
+            [draw_image(seed)],
+        )
+        for seed in range(4)
+    ]
+    with TeacherClient(vision_teacher.address, student="test") as client:
+        alike = client.scores(groups, suppressed_ids=[IMAGE])
+        unlike = client.scores(groups)
+    far = 0.0
+    for seed, group in enumerate(groups):
+        responses = tuple(np.frombuffer(one.response_ids, "<i4") for one in group.trajectories)
+        tokens = TokenGroup(np.array(prompt), responses, (draw_image(seed),))
+        with torch.no_grad():
+            (own,) = own_logprobs(student, [tokens], suppressed_ids=[IMAGE])
+        for ours, near, other in zip(own, alike[seed], unlike[seed], strict=True):
+            assert np.abs(near.logprobs - ours.numpy()).max() < 1e-4
+            far = max(far, np.abs(other.logprobs - ours.numpy()).max())
+    assert far > 1e-3
+
+
+def test_suppressed_ids_are_echoed_and_impossible(teacher):
+    group = prompt_group("g", [5, 6, 7], [[8, 9]])
+    group.trajectories[0].named_ids = encode_id_table([[8, 20], [9, 20]])
+    (result,) = score(teacher, [group], suppressed_ids=encode_ids([20, 9, 9]), top_k=64)
+    assert result.suppressed_ids == encode_ids([9, 20])
+    (scored,) = read_group(group, result)
+    assert np.isfinite(scored.logprobs).tolist() == [True, False]
+    assert np.isfinite(scored.named_logprobs).tolist() == [[True, False], [False, False]]
+    assert not np.isin(scored.top_ids, (9, 20)).any()
+    code, details = status_of(lambda: score(teacher, [group], suppressed_ids=encode_ids([96])))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT and "suppressed_ids" in details
 
 
 def test_splits_and_shuffles_change_nothing(teacher):
@@ -214,6 +262,17 @@ def test_bad_images_fail_alone(vision_teacher):
     assert "3 image placeholders" in str(results["three"][0])
 
 
+def test_the_pixels_of_a_request_are_bounded(vision_teacher):
+    prompt, image = [1, *[IMAGE] * 4, 7], draw_image(1)
+    groups = [prompt_group(str(index), prompt, [[8]], [image]) for index in range(27)]
+    refused = [result.trajectories[0] for result in score(vision_teacher, groups)][25:]
+    # 25 x 784 = 19,600 pixels fit into 20,000.
+    assert [one.refusal for one in refused] == [pb.REFUSAL_IMAGE_TOO_LARGE] * 2
+    assert "make 20384" in refused[0].message
+    assert "20000 (teacher.max_request_pixels)" in refused[0].message
+    assert all(one.trajectories[0].logprobs for one in score(vision_teacher, groups[:25]))
+
+
 def test_images_count(vision_teacher, llava_folder):
     """The image changes the score, and the service agrees with the model in this process."""
     prompt = [1, *[IMAGE] * 4, 7]
@@ -321,6 +380,23 @@ def test_too_little_deadline_is_not_started(teacher):
     request = pb.ScoreRequest(groups=random_groups(1))
     code, _ = status_of(lambda: teacher.stub.Score(request, timeout=0.05))
     assert code == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_small_request_makes_no_large_reply(vision_teacher):
+    """Every one of many refusals would repeat a long name."""
+    group = prompt_group("x" * 50_000, [5], [[6]] * 2000)
+    request = pb.ScoreRequest(groups=[group] * 2)
+    stub = vision_teacher.stub
+    for call in (stub.Score, lambda request: list(stub.ScoreStream(request))):
+        code, details = status_of(lambda call=call: call(request))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "group_id" in details and "limit is 256" in details and len(details) < 300
+    group.group_id = "x" * 256
+    request = pb.ScoreRequest(groups=[group] * 2)
+    reply = stub.Score(request, timeout=TIMEOUT)
+    assert reply.groups[1].trajectories[0].refusal == pb.REFUSAL_DUPLICATE_ID
+    assert "x" * 64 + "..." in reply.groups[1].trajectories[0].message
+    assert reply.groups[1].ByteSize() < 2000 * 200
 
 
 def test_refusals_are_logged_but_not_without_bound(teacher):

@@ -9,8 +9,8 @@ import torch
 from modeling.groups import TokenGroup
 from modeling.load import load_model
 from modeling.shared_prefix import plain_logprobs
+from services.teacher.call import Options
 from services.teacher.engines.torch import TorchEngine
-from services.teacher.gate import Options
 from services.teacher.settings import TeacherSettings
 from tests.tiny_models import make_mistral
 

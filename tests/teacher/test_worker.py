@@ -10,7 +10,7 @@ import pytest
 from modeling.groups import TokenGroup
 from preceptor.v1 import teacher_pb2 as pb
 from services.teacher.backlog import Backlog, BacklogFull, Call, Unit
-from services.teacher.gate import Options
+from services.teacher.call import Options
 from services.teacher.scores import Failure, Scores, trajectory_result
 from services.teacher.worker import Worker
 

@@ -1,6 +1,7 @@
 """Checkpoints: a run resumed is the run uninterrupted, and a damaged one is passed over."""
 
 import logging
+import shutil
 
 import pytest
 
@@ -11,14 +12,23 @@ from tests.trainer.recorded import (
     run_step,
     weights_of,
 )
-from trainer.checkpoint import Checkpoints, TrainerState
+from trainer.checkpoint import Checkpoints, TrainerState, UnusableCheckpoint
 from trainer.lineage import Lineage
 
+IDENTITY = {"run.seed": 0}
 SCHEDULE = {"schedule": "cosine", "warmup_steps": 2}
 
 
 def state(step: int) -> TrainerState:
-    return TrainerState(step, Lineage(2, {0: 1, 1: 4}), 1, ledger_bytes=10, metrics_bytes=20)
+    return TrainerState(
+        step,
+        Lineage(2, {0: 1, 1: 4}),
+        skipped_in_a_row=1,
+        evaluated=0,
+        ledger_bytes=10,
+        metrics_bytes=20,
+        identity=IDENTITY,
+    )
 
 
 def train(student, steps):
@@ -34,7 +44,7 @@ def test_six_steps_are_three_and_a_restart_and_three(llama, tmp_path):
     train(first, range(3))
     Checkpoints(tmp_path, keep=2).save(first, state(3))
     second = make_student(llama, **SCHEDULE)
-    restored = Checkpoints(tmp_path, keep=2).restore(second)
+    restored = Checkpoints(tmp_path, keep=2).restore(second, IDENTITY)
     assert restored == state(3)
     train(second, range(restored.step, 6))
     assert largest_difference(weights_of(whole), weights_of(second)) < 1e-6
@@ -53,9 +63,9 @@ def test_a_cut_checkpoint_is_passed_over_for_the_one_before(llama, tmp_path, cap
     newest.write_bytes(newest.read_bytes()[:-1])
     fresh = make_student(llama)
     with caplog.at_level(logging.ERROR):
-        restored = checkpoints.restore(fresh)
+        restored = checkpoints.restore(fresh, IDENTITY)
     assert restored.step == 1
-    assert "000002 is damaged and passed over" in caplog.text
+    assert "000002-2 is damaged and passed over" in caplog.text
     assert largest_difference(kept, weights_of(fresh)) == 0.0
 
 
@@ -73,8 +83,8 @@ def test_a_disk_full_in_save_leaves_the_old_one_intact(llama, tmp_path, monkeypa
     monkeypatch.setattr(student, "save_optimiser", full_disk)
     with pytest.raises(OSError, match="No space"):
         checkpoints.save(student, state(2))
-    assert [path.name for path in tmp_path.iterdir()] == ["000001"]
-    assert checkpoints.restore(make_student(llama)).step == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["000001-2"]
+    assert checkpoints.restore(make_student(llama), IDENTITY).step == 1
 
 
 def test_the_newest_are_kept(llama, tmp_path):
@@ -83,8 +93,48 @@ def test_the_newest_are_kept(llama, tmp_path):
     train(student, range(1))
     for step in (8, 9, 10, 11):
         checkpoints.save(student, state(step))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["000010", "000011"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000010-2", "000011-2"]
 
 
 def test_no_checkpoint_is_a_fresh_start(llama, tmp_path):
-    assert Checkpoints(tmp_path / "none", keep=1).restore(make_student(llama)) is None
+    assert Checkpoints(tmp_path / "none", keep=1).restore(make_student(llama), IDENTITY) is None
+
+
+@pytest.mark.pitfall("T1")
+def test_a_damaged_newest_does_not_push_out_what_is_saved_after_it(llama, tmp_path):
+    student = make_student(llama)
+    train(student, range(1))
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(student, state(8))
+    damaged = shutil.copytree(tmp_path / "000008-2", tmp_path / "000012-2") / "state.json"
+    damaged.write_text("{")
+    assert checkpoints.restore(student, IDENTITY).step == 8
+    checkpoints.save(student, state(10))
+    assert checkpoints.restore(student, IDENTITY).step == 10
+
+
+@pytest.mark.pitfall("T1")
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(llama, tmp_path):
+    student = make_student(llama)
+    train(student, range(1))
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        (checkpoints.save(student, state(step)) / "state.json").unlink()
+    with pytest.raises(UnusableCheckpoint, match="all 2 checkpoints"):
+        checkpoints.restore(student, IDENTITY)
+
+
+def test_a_run_does_not_go_on_with_other_settings(llama, tmp_path):
+    student = make_student(llama)
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(student, state(1))
+    with pytest.raises(UnusableCheckpoint, match=r"run\.seed was 0 and is now 1"):
+        checkpoints.restore(student, {"run.seed": 1})
+
+
+def test_what_a_killed_writer_left_is_swept(llama, tmp_path):
+    half = tmp_path / ".000004-0.tmp-123"
+    half.mkdir()
+    (half / "state.json").write_text("{")
+    assert Checkpoints(tmp_path, keep=2).restore(make_student(llama), IDENTITY) is None
+    assert list(tmp_path.iterdir()) == []

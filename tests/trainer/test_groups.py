@@ -9,14 +9,23 @@ from preceptor.v1 import queue_pb2, teacher_pb2
 from tests.trainer.recorded import make_sample, make_task
 from trainer.groups import Group, InvalidGroup, check_group, with_scores
 from trainer.lineage import Lineage
-from trainer.tasks import TaskTable
+from trainer.tasks import TaskFailed, TaskTable
 
 LINEAGE = Lineage(0, {})
 
 
+def check(task, group, max_staleness=1):
+    return check_group(task, group, LINEAGE, max_staleness, vocabulary=96)
+
+
 def answer(task, *responses, version=Version(0, 0)):  # noqa: B008  (frozen)
     group = queue_pb2.RolloutGroup(
-        schema_version=1, id=task.id, kind=task.kind, prompt=task.prompt, worker="w"
+        schema_version=1,
+        id=task.id,
+        kind=task.kind,
+        prompt=task.prompt,
+        sampling=task.sampling,
+        worker="w",
     )
     for index, ids in enumerate(responses):
         rollout = group.rollouts.add(
@@ -46,15 +55,15 @@ def test_after_a_restart_only_the_living_and_fresh_versions_count():
 
 def test_a_good_group_is_read():
     task = make_task(step=1)
-    group = check_group(task, answer(task, [9, 10, 2], [11]), LINEAGE, max_staleness=1)
-    assert [sample.ids.tolist() for sample in group.samples] == [[9, 10, 2], [11]]
+    group = check(task, answer(task, [9, 10, 2], [2]), max_staleness=1)
+    assert [sample.ids.tolist() for sample in group.samples] == [[9, 10, 2], [2]]
     assert group.samples[0].behaviour.tolist() == [-1, -1, -1]
 
 
 @pytest.mark.pitfall("A9")
 def test_an_empty_sample_is_dropped_not_refused():
     task = make_task()
-    group = check_group(task, answer(task, [], [2]), LINEAGE, max_staleness=0)
+    group = check(task, answer(task, [], [2]), max_staleness=0)
     assert [sample.index for sample in group.samples] == [1]
     assert group.dropped == {0: "empty"}
 
@@ -95,6 +104,36 @@ def damage_mask(group):
     group.rollouts[0].loss_mask = b"\x01\x02\x01"
 
 
+def damage_second_span(group):
+    del group.rollouts[0].policy_spans[:]
+    group.rollouts[0].policy_spans.add(version=Version(0, 0).message(), count=2)
+    group.rollouts[0].policy_spans.add(version=Version(0, 7).message(), count=1)
+
+
+def damage_sampling(group):
+    group.sampling.temperature = 0.5
+
+
+def damage_negative_id(group):
+    group.rollouts[0].response_ids = np.array([9, -1, 2], "<i4").tobytes()
+
+
+def damage_large_id(group):
+    group.rollouts[0].response_ids = encode_ids([9, 96, 2])
+
+
+def damage_end(group):
+    group.rollouts[0].response_ids = encode_ids([9, 10, 11])
+
+
+def damage_finish(group):
+    group.rollouts[0].finish_reason = queue_pb2.FINISH_REASON_LENGTH
+
+
+def damage_no_finish(group):
+    group.rollouts[0].finish_reason = queue_pb2.FINISH_REASON_UNSPECIFIED
+
+
 @pytest.mark.pitfall("L6")
 @pytest.mark.pitfall("L15")
 @pytest.mark.parametrize(
@@ -109,20 +148,28 @@ def damage_mask(group):
         damage_suppressed,
         damage_version,
         damage_mask,
+        damage_second_span,
+        damage_sampling,
+        damage_negative_id,
+        damage_large_id,
+        damage_end,
+        damage_finish,
+        damage_no_finish,
     ],
 )
 def test_a_group_that_does_not_answer_its_task_is_refused(damage):
     task = make_task()
-    group = answer(task, [9, 10, 2], [11])
+    group = answer(task, [9, 10, 2], [2])
     damage(group)
+    check(task, answer(task, [9, 10, 2], [2]))
     with pytest.raises(InvalidGroup):
-        check_group(task, group, LINEAGE, max_staleness=1)
+        check(task, group, max_staleness=1)
 
 
 def test_a_response_beyond_the_limit_is_refused():
     task = make_task()
     with pytest.raises(InvalidGroup, match="max_new_tokens is 12"):
-        check_group(task, answer(task, [9] * 13, [2]), LINEAGE, max_staleness=0)
+        check(task, answer(task, [9] * 13, [2]), max_staleness=0)
 
 
 @pytest.mark.pitfall("L12")
@@ -162,3 +209,13 @@ def test_overdue_and_lost_tasks_are_issued_again_with_growing_patience():
     assert table.due_again(6.0, queue_is_empty=True) == [task]
     assert table.due_again(6.0 + 119.0, queue_is_empty=False) == []
     assert table.due_again(6.0 + 121.0, queue_is_empty=False) == [task]
+
+
+def test_a_task_that_fails_again_and_again_ends_the_run_with_the_reason():
+    table, task = TaskTable(timeout_seconds=60), make_task()
+    assert not table.fail(task, "nobody asked", now=0.0)
+    table.add([task], now=0.0)
+    assert table.fail(task, "too long", now=1.0)
+    assert table.fail(task, "too long", now=2.0)
+    with pytest.raises(TaskFailed, match=r"step 0 slot 0 failed 3 times.*too long"):
+        table.fail(task, "too long", now=3.0)

@@ -14,6 +14,7 @@ from tests.client.scripted_teacher import REFUSED_ID, ScriptedTeacher, serving
 from tests.trainer.recorded import make_task
 from trainer.lineage import Lineage
 from trainer.loader import Loader, Stopped
+from trainer.tasks import TaskFailed
 
 TRAIN = queue_pb2.TASK_KIND_TRAIN
 
@@ -40,6 +41,7 @@ def loader(trainer_queue, stop):
             trainer_queue,
             teacher,
             Lineage(0, {}),
+            vocabulary=1000,
             max_staleness=1,
             task_timeout_seconds=60,
             score_batch_groups=2,
@@ -54,9 +56,12 @@ def tasks_of(step, slots=3):
 
 
 def answer(task, ids=(9, 2)):
-    group = queue_pb2.RolloutGroup(id=task.id, kind=task.kind, prompt=task.prompt, worker="w0")
+    group = queue_pb2.RolloutGroup(
+        id=task.id, kind=task.kind, prompt=task.prompt, sampling=task.sampling, worker="w0"
+    )
     rollout = group.rollouts.add(
         sample=0,
+        finish_reason=queue_pb2.FINISH_REASON_STOP,
         response_ids=encode_ids(list(ids)),
         behaviour_logprobs=encode_logprobs(np.full(len(ids), -1.0)),
     )
@@ -157,6 +162,7 @@ def test_a_teacher_that_stays_away_ends_the_run_with_its_error(trainer_queue, wo
             trainer_queue,
             teacher,
             Lineage(0, {}),
+            vocabulary=1000,
             max_staleness=1,
             task_timeout_seconds=60,
             score_batch_groups=8,
@@ -174,3 +180,21 @@ def wait_until(condition, timeout_seconds=10):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_stop_is_heard_by_a_trainer_that_never_waits(loader, worker, stop):
+    loader.issue(tasks_of(0))
+    work(worker, 3)
+    wait_until(lambda: len(loader._batches[TRAIN, 0].groups) == 3)
+    stop.set()
+    with pytest.raises(Stopped):
+        loader.wait(TRAIN, 0)
+
+
+def test_a_task_that_workers_give_up_again_and_again_ends_the_run(loader, worker):
+    loader.issue(tasks_of(0, slots=1))
+    for _ in range(3):
+        [claim] = worker.claim_tasks(1, block_seconds=10)
+        worker.dead_letter(claim, "the prompt is too long")
+    with pytest.raises(TaskFailed, match=r"failed 3 times.*the prompt is too long"):
+        loader.wait(TRAIN, 0)

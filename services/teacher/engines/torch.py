@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from modeling.card import describe_model
 from modeling.groups import TokenGroup
-from modeling.images import decode_image, feature_count
+from modeling.images import decode_image, feature_count, image_size
 from modeling.load import load_model
 from modeling.logprobs import TokenScores
 from modeling.prefix import Prefix, prefill
 from modeling.shared_prefix import group_scores, plain_scores, prefix_scores
 from modeling.sharing import check_sharing, probe_groups
 from services.teacher.batching import plan
-from services.teacher.gate import Options
+from services.teacher.call import Options
 from services.teacher.scores import Scores
 from services.teacher.settings import TeacherSettings
 
@@ -34,11 +34,15 @@ class TorchEngine:
         """Load the model and find out whether its prompts can be shared.
 
         Raises:
-            modeling.load.ModelError, modeling.head.UnsupportedModel, OSError: see load_model.
+            modeling.load.ModelError, modeling.head.UnsupportedModel: see load_model.
         """
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self._settings = settings
+        self._image_limits = {
+            "max_bytes": settings.max_image_bytes,
+            "max_pixels": settings.max_image_pixels,
+        }
         self._loaded = load_model(
             settings.model,
             revision=settings.revision,
@@ -66,17 +70,22 @@ class TorchEngine:
             if any(np.isnan(scores.logprobs).any() for scores in batch.values()):
                 raise RuntimeError(f"{self._loaded.model_id} answers NaN to a plain probe")
 
+    def count_pixels(self, data: bytes) -> int:
+        """Pixels of an encoded image, from its header.
+
+        Raises:
+            modeling.images.ImageError: unreadable or too large.
+        """
+        width, height = image_size(data, **self._image_limits)
+        return width * height
+
     def count_features(self, data: bytes) -> int:
         """Features of an encoded image.
 
         Raises:
             modeling.images.ImageError: unreadable, too large, or not for this model.
         """
-        image = decode_image(
-            data,
-            max_bytes=self._settings.max_image_bytes,
-            max_pixels=self._settings.max_image_pixels,
-        )
+        image = decode_image(data, **self._image_limits)
         if image.size in self._loaded.feature_counts:
             return self._loaded.feature_counts[image.size]
         with self._lock:
@@ -106,17 +115,17 @@ class TorchEngine:
             self._kept = None
 
     def _run(self, part: list[TokenGroup], options: Options) -> list[list[Scores]]:
-        temperature, top_k = options.temperature, options.top_k
+        chosen = asdict(options)
         if not self.card.shares_prompts:
-            scores = plain_scores(self._loaded, part, temperature=temperature, top_k=top_k)
+            scores = plain_scores(self._loaded, part, **chosen)
         elif len(part) > 1:
-            scores = group_scores(self._loaded, part, temperature=temperature, top_k=top_k)
+            scores = group_scores(self._loaded, part, **chosen)
         else:
             # Slices of a long group follow each other; its prompt is computed once.
             if self._kept is None or self._kept[0] is not part[0].prompt_ids:
                 self._kept = (part[0].prompt_ids, prefill(self._loaded, part))
             prefix = self._kept[1]
-            scores = prefix_scores(self._loaded, prefix, part, temperature=temperature, top_k=top_k)
+            scores = prefix_scores(self._loaded, prefix, part, **chosen)
         return [[_to_numpy(one) for one in group] for group in scores]
 
 
