@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -41,6 +41,15 @@ def score(
     top_k: Annotated[
         int, typer.Option(min=0, help="Also print the k likeliest tokens at each position.")
     ] = 0,
+    suppress: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="ID",
+            min=0,
+            max=2**31 - 1,
+            help="Leave this id out of the teacher's distribution. May be repeated.",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write here instead of stdout.")] = None,
     retry_seconds: Annotated[
         float, typer.Option(min=0, help="How long to wait for a teacher that is away or full.")
@@ -58,6 +67,7 @@ def score(
     cannot be read, an error. Exit code: 0 all scored, 1 some not, 2 the teacher failed.
     """
     incomplete = False
+    options = {"temperature": temperature, "top_k": top_k, "suppressed_ids": suppress or []}
     with ExitStack() as stack:
         client = stack.enter_context(
             TeacherClient(teacher, student=student, retry_seconds=retry_seconds)
@@ -68,7 +78,7 @@ def score(
         try:
             client.describe()
             for batch in _batches(read_items(file)):
-                incomplete |= _score_batch(client, batch, temperature, top_k, file, sink)
+                incomplete |= _score_batch(client, batch, options, file, sink)
                 progress.update(bar, completed=batch[-1].end)
         except TeacherError as error:
             fail(str(error))
@@ -86,14 +96,13 @@ def _open(output: Path) -> TextIO:
 def _score_batch(
     client: TeacherClient,
     batch: list[Item | BadLine],
-    temperature: float | None,
-    top_k: int,
+    options: dict[str, Any],
     file: Path,
     sink: TextIO,
 ) -> bool:
     """Write the batch's lines in order; True if any response in it was not scored."""
     groups = [item.group for item in batch if isinstance(item, Item)]
-    scores = iter(client.scores(groups, temperature=temperature, top_k=top_k))
+    scores = iter(client.scores(groups, **options))
     incomplete = False
     for item in batch:
         if isinstance(item, BadLine):

@@ -151,28 +151,38 @@ class Worker:
             raise Stopping
         self._status.state = "generating"
         try:
-            self._generate(batch, hand)
-            return
+            groups = self._generate(batch)
         except ENGINE_ERRORS:
             logger.exception("a batch of %d tasks failed; they run one by one", len(batch))
-        for job in batch:
-            try:
-                self._generate([job], hand)
-            except ENGINE_ERRORS as error:
-                # If nothing can be written any more, it is not the task's fault: die by it.
-                probe(self._loaded)
-                reason = f"the engine fails on this task: {type(error).__name__}: {error}"
-                hand.bury(job.claim, reason)
+            for job in batch:
+                self._write_alone(job, hand)
+            return
+        # Outside the try: a queue that refuses a group says nothing about the engine.
+        for job, group in zip(batch, groups, strict=True):
+            hand.finish(job.claim, group)
 
-    def _generate(self, batch: list[Job], hand: Hand) -> None:
+    def _write_alone(self, job: Job, hand: Hand) -> None:
+        try:
+            [group] = self._generate([job])
+        except ENGINE_ERRORS as error:
+            # If nothing can be written any more, it is not the task's fault: die by it.
+            probe(self._loaded)
+            reason = f"the engine fails on this task: {type(error).__name__}: {error}"
+            hand.bury(job.claim, reason)
+            return
+        hand.finish(job.claim, group)
+
+    def _generate(self, batch: list[Job]) -> list[queue_pb2.RolloutGroup]:
         started = time.monotonic()
         requests = [job.request for job in batch]
         results = generate(self._loaded, requests, batch[0].sampling, self._on_step)
         seconds = time.monotonic() - started
         total = sum(len(one.ids) for samples in results for one in samples)
-        for job, samples in zip(batch, results, strict=True):
-            share = sum(len(one.ids) for one in samples) / total
-            hand.finish(job.claim, self._group(job.claim.message, samples, seconds * share))
+        shares = [sum(len(one.ids) for one in samples) / total for samples in results]
+        return [
+            self._group(job.claim.message, samples, seconds * share)
+            for job, samples, share in zip(batch, results, shares, strict=True)
+        ]
 
     def _on_step(self, tokens: int) -> None:
         self._status.tokens += tokens

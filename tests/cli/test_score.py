@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from preceptor.cli import app
+from preceptor.codec import encode_ids
 from tests.cli.fake_teacher import IMPOSSIBLE, REFUSED, Teacher, serving
 
 
@@ -107,10 +108,12 @@ def test_options_reach_the_teacher(teacher, tmp_path):
     line = {"prompt_ids": [1], "response_ids": [3]}
     output = tmp_path / "out.jsonl"
     options = ["--student", "me", "--temperature", "0.5", "--top-k", "2", "--output", str(output)]
+    options += ["--suppress", "7", "--suppress", "3"]
     code, printed, _ = score(teacher, tmp_path / "in.jsonl", [line], *options)
     assert (code, printed) == (0, [])
     (request,) = teacher.requests
     assert (request.student, request.options.temperature, request.options.top_k) == ("me", 0.5, 2)
+    assert request.options.suppressed_ids == encode_ids([3, 7])
     (row,) = map(json.loads, output.read_text().splitlines())
     assert row["responses"][0]["top_ids"] == [[0, 1]]
     assert row["responses"][0]["top_logprobs"] == [[0.0, -0.1]]

@@ -13,7 +13,7 @@ import torch
 from modeling.load import ModelError, load_model, save_model
 from preceptor.codec import decode_ids, encode_ids
 from preceptor.policy import PolicyStore, Version
-from preceptor.queue import RolloutQueue
+from preceptor.queue import QueueFull, RolloutQueue
 from preceptor.v1 import queue_pb2
 from services.rollout import worker as worker_module
 from services.rollout.heartbeat import Status
@@ -255,3 +255,16 @@ def test_an_engine_that_is_broken_ends_the_worker_and_blames_no_task(start, trai
         time.sleep(1.0)
     backlog = trainer.backlog()
     assert (backlog.dead, backlog.tasks_running) == (0, 1)
+
+
+def test_a_queue_that_refuses_a_group_blames_no_task(start, trainer, monkeypatch):
+    """It ends the worker; its tasks go to another when their leases run out."""
+
+    def full(*_):
+        raise QueueFull("used memory > 'maxmemory'")
+
+    monkeypatch.setattr(RolloutQueue, "finish_task", full)
+    trainer.put_tasks([task(0), task(1)])
+    with pytest.raises(QueueFull), start():
+        wait_until(lambda: not worker_threads())
+    assert trainer.dead_letters() == []
