@@ -62,7 +62,8 @@ class LoadedModel:
     """A model with its tokenizer and the facts scoring depends on.
 
     Attributes:
-        model: in evaluation mode, on its device. Trainers switch it with `.train()`.
+        model: in evaluation mode, on its device. It stays in that mode when it is trained: dropout
+            would make old and new logprobs differ.
         head: last hidden state -> float32 logits.
         image_processor: the PIL one; None for a text-only model.
         folder: where its files are.

@@ -53,7 +53,7 @@ class _Shared:
         """
         Args:
             address: host:port, or any gRPC target ("dns:///teacher:50051" spreads over replicas).
-            student: who asks; fair sharing and metrics count by it.
+            student: who asks; the teacher names it in its log.
             timeout_seconds: deadline of each request, unless a call names another.
             retry_seconds: how long a request may go without any answer from a teacher that is away
                 or full.

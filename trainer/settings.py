@@ -144,7 +144,8 @@ class TrainerSettings(Section):
     """See temperature."""
 
     micro_batch_tokens: int = Field(65536, ge=1)
-    """Prompt and response tokens of one forward and backward pass; a prompt group is never cut."""
+    """Prompt and response tokens of one forward and backward pass, padding not counted; a prompt
+    group is never cut. It bounds memory and changes nothing else."""
 
     score_batch_groups: int = Field(32, ge=1)
     """Prompt groups sent to the teacher in one call."""

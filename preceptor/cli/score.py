@@ -34,7 +34,9 @@ def score(
         Path, typer.Argument(metavar="FILE.jsonl", exists=True, dir_okay=False, readable=True)
     ],
     teacher: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the teacher is.")],
-    student: Annotated[str, typer.Option(help="Who asks; fair sharing counts by it.")] = "score",
+    student: Annotated[
+        str, typer.Option(help="Who asks; the teacher names it in its log.")
+    ] = "score",
     temperature: Annotated[
         float | None, typer.Option(help="Of the teacher's distribution. Default: 1.")
     ] = None,

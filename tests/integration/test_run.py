@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import time
 
 import pytest
@@ -58,6 +59,25 @@ def test_a_run_whose_parts_are_killed_ends_with_everything_counted_once(tmp_path
     assert [row["event"] for row in run.rows("metrics.jsonl")].count("resume") == 1
     assert {row["incarnation"] for row in run.rows("ledger.jsonl")} == {0, 1}
     assert processes_of(run, "any") == []
+
+
+@pytest.mark.slow
+def test_a_run_interrupted_by_ctrl_c_goes_on_where_it_was(tmp_path):
+    run = make_run(tmp_path, LONG)
+    process = run.start()
+    wait_for_step(run, process, 5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert processes_of(run, "any") == []
+    stopped_at = len(run.steps())
+    assert 5 < stopped_at < LONG
+    # Nothing that was trained is trained again: the trainer saved when it was told to stop.
+    output, _ = run.start().communicate(timeout=180)
+    events = [(row["event"], row["step"]) for row in run.rows("metrics.jsonl")]
+    assert ("resume", stopped_at) in events, output
+    assert events[-1] == ("end", LONG)
+    assert sorted(ledger_keys(run)) == every_rollout_once(LONG)
 
 
 @pytest.mark.slow
