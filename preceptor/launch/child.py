@@ -72,6 +72,7 @@ class Child:
         self.was_ready = False
         self.due_at = 0.0
         self.started_at = 0.0
+        self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -88,6 +89,7 @@ class Child:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             output.write(f"--- {stamp} {self.part.name}, start {self.restarts + 1}\n".encode())
             output.flush()
+            self._log_start = output.tell()
             self._process = subprocess.Popen(
                 [*_tether(), *self.part.command],
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **self.part.environment},
@@ -121,11 +123,11 @@ class Child:
             self._process = None
 
     def log_tail(self) -> str:
-        """The last lines of the log."""
+        """The last lines of the log since the last start."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+            file.seek(max(self._log_start, self.log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
 

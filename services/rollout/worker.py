@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from modeling.engine_errors import ENGINE_ERRORS
 from modeling.load import LoadedModel
 from preceptor.codec import encode_ids, encode_logprobs
 from preceptor.policy import Version
@@ -25,18 +26,6 @@ from services.rollout.settings import RolloutSettings
 logger = logging.getLogger(__name__)
 
 CLAIM_BLOCK_SECONDS = 1.0
-
-# What a bad task can make an engine raise. Anything else is a fault of ours and ends the process.
-ENGINE_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 class Stopping(Exception):

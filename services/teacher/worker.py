@@ -9,24 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from modeling.engine_errors import ENGINE_ERRORS
 from modeling.groups import TokenGroup
 from services.teacher.backlog import Backlog, Unit
 from services.teacher.call import Options
 from services.teacher.scores import Failure, Outcome, Scores
 
 logger = logging.getLogger(__name__)
-
-# What a bad item can make an engine raise. Anything else is a fault of ours and ends the process.
-ENGINE_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 class Engine(Protocol):
