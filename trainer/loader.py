@@ -70,7 +70,13 @@ class StepBatch:
 
 
 class Loader:
-    """Rank 0's hands on the queue and on the teacher."""
+    """The trainer's hands on the queue and on the teacher.
+
+    Attributes:
+        duplicates: groups that were already there, or were left behind by another incarnation.
+        reissued: tasks issued again because they were overdue or lost.
+        invalid: groups that went to the dead letters.
+    """
 
     def __init__(
         self,
