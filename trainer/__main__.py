@@ -28,6 +28,7 @@ from preceptor.queue import RolloutQueue
 from trainer.advantages import NonFinite, SmallBatch
 from trainer.checkpoint import UnusableCheckpoint
 from trainer.data import DataError, Prompt, check_lengths, read_prompts
+from trainer.journal import JournalTooShort
 from trainer.loop import NonFiniteRun, Prompts, Run
 from trainer.rewards import number
 from trainer.settings import DataSettings, TrainerConfig
@@ -48,6 +49,7 @@ DETERMINISTIC = (
     IncompatibleTeacher,
     RunFolderBusy,
     UnusableCheckpoint,
+    JournalTooShort,
     TaskFailed,
     NothingToTrain,
     SmallBatch,
@@ -81,9 +83,8 @@ def _train_alone(config: TrainerConfig) -> int:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(config.run.seed)
-    stop = threading.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: stop.set())
+    # Until there is something to save, these end us as they end any program.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     loaded = load_model(
         settings.student,
         dtype=settings.dtype,
@@ -104,6 +105,9 @@ def _train_alone(config: TrainerConfig) -> int:
         check_lengths("trainer.data.evaluation", prompts.evaluation, settings.max_new_tokens, limit)
         student = Student(loaded, settings.optimiser, settings.steps)
         queue = RolloutQueue.open(config, "trainer")
+        stop = threading.Event()
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, lambda *_: stop.set())
         run = Run(config, student, prompts, queue, teacher, stop)
         replace_text(config.run.dir / "config.yaml", config.resolved())
         return 0 if run.run() else STOPPED

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 
+class JournalTooShort(ValueError):
+    """A journal lacks rows that its run's checkpoint counts on."""
+
+
 class Journal:
     """One JSON object a line."""
 
@@ -23,12 +27,12 @@ class Journal:
             length: bytes to keep of what is there, from a checkpoint; 0 starts afresh.
 
         Raises:
-            ValueError: the file is shorter than `length`; the checkpoint belongs to another one.
+            JournalTooShort: fewer bytes than `length`; the checkpoint belongs to another file.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
         if self._file.tell() < length:
-            raise ValueError(
+            raise JournalTooShort(
                 f"{path} has {self._file.tell()} bytes, its checkpoint says {length}; restore the "
                 "file or remove the checkpoint"
             )

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -27,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 CLAIM_COUNT = 64
 CHECK_SECONDS = 2.0
+CLOSE_SECONDS = 2.0
 
 BatchKey = tuple[int, int]
 """(queue_pb2.TaskKind, step)."""
@@ -111,16 +111,19 @@ class Loader:
         self._table = TaskTable(task_timeout_seconds)
         self._batches: dict[BatchKey, _Batch] = {}
         self._unscored: list[Group] = []
-        self._scoring: Future[None] | None = None
         self._failure: BaseException | None = None
         self._closing = threading.Event()
         self._next_check = 0.0
         self.duplicates = 0
         self.reissued = 0
         self.invalid = 0
-        self._scorer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
-        self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
-        self._thread.start()
+        # Daemons: a teacher or a Redis that is away must not keep a trainer that was told to stop.
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            for name, work in (("loader", self._load_next), ("scorer", self._score_next))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def issue(self, tasks: Sequence[queue_pb2.PromptTask]) -> None:
         """Put all tasks of one batch into the queue; `wait` returns them under (kind, step)."""
@@ -163,19 +166,28 @@ class Loader:
         self._queue.ack_groups(batch.claims)
 
     def close(self) -> None:
-        """Stop both threads. What is claimed and not finished is delivered again next time."""
-        self._closing.set()
-        self._thread.join()
-        self._scorer.shutdown(wait=True, cancel_futures=True)
+        """Stop both threads, or leave them behind where Redis or the teacher keeps them waiting.
 
-    def _run(self) -> None:
+        What is claimed and not finished is delivered again next time.
+        """
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
             while not self._closing.is_set():
-                self._take(self._queue.claim_groups(CLAIM_COUNT, block_seconds=0.2))
-                self._score_next()
-                self._issue_again()
+                work()
         except BaseException as error:  # noqa: BLE001  (handed to the trainer, which raises it)
-            self._fail(error)
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _load_next(self) -> None:
+        self._take(self._queue.claim_groups(CLAIM_COUNT, block_seconds=0.2))
+        self._issue_again()
 
     def _take(self, claims: Sequence[Claim[queue_pb2.RolloutGroup]]) -> None:
         done: list[Claim[queue_pb2.RolloutGroup]] = []
@@ -220,6 +232,7 @@ class Loader:
             # Greedy answers are graded, not scored.
             if task.sampling.temperature > 0 and group.samples:
                 self._unscored.append(group)
+                self._changed.notify_all()
             else:
                 self._place(group)
 
@@ -232,18 +245,14 @@ class Loader:
             self._changed.notify_all()
 
     def _score_next(self) -> None:
-        if self._scoring is not None:
-            if not self._scoring.done():
-                return
-            self._scoring.result()
-            self._scoring = None
         with self._changed:
+            self._changed.wait_for(lambda: self._unscored or self._closing.is_set(), timeout=0.5)
             # What the trainer needs first goes first.
             self._unscored.sort(key=lambda group: (group.task.id.step, group.task.id.slot))
             groups = self._unscored[: self._score_batch_groups]
             del self._unscored[: self._score_batch_groups]
         if groups:
-            self._scoring = self._scorer.submit(self._score, groups)
+            self._score(groups)
 
     def _score(self, groups: Sequence[Group]) -> None:
         requests = [_request(str(index), group) for index, group in enumerate(groups)]
@@ -297,11 +306,6 @@ class Loader:
             )
             self.reissued += len(due)
             self._queue.put_tasks(due)
-
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
 
 
 def _request(group_id: str, group: Group) -> teacher_pb2.PromptGroup:

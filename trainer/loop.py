@@ -137,7 +137,8 @@ class Run:
             while self._step < self._settings.steps:
                 self._one_step()
                 self._evaluate_if_due()
-                if self._step % self._settings.checkpoint.every_steps == 0:
+                every = self._settings.checkpoint.every_steps
+                if self._step % every == 0 and self._step < self._settings.steps:
                     self._save()
             self._metrics.write("end", self._step, {})
             self._save()

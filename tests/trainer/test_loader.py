@@ -175,6 +175,32 @@ def test_a_teacher_that_stays_away_ends_the_run_with_its_error(trainer_queue, wo
         loader.close()
 
 
+def test_a_trainer_told_to_stop_does_not_wait_for_a_teacher_that_is_away(
+    trainer_queue, worker, stop
+):
+    with TeacherClient("127.0.0.1:1", student="s", retry_seconds=120) as teacher:
+        loader = Loader(
+            trainer_queue,
+            teacher,
+            Lineage(0, {}),
+            vocabulary=1000,
+            max_staleness=1,
+            task_timeout_seconds=60,
+            score_batch_groups=8,
+            stop=stop,
+        )
+        loader.issue(tasks_of(0))
+        work(worker, 3)
+        wait_until(lambda: loader._batches[TRAIN, 0].arrived == 3)
+        stop.set()
+        started = time.monotonic()
+        with pytest.raises(Stopped):
+            loader.wait(TRAIN, 0)
+        loader.close()
+        # Liveness, not speed: the retry budget is two minutes.
+        assert time.monotonic() - started < 30
+
+
 def wait_until(condition, timeout_seconds=10):
     deadline = time.monotonic() + timeout_seconds
     while not condition():

@@ -10,6 +10,7 @@ from preceptor.policy import PolicyStore, Version
 from preceptor.v1 import queue_pb2
 from tests.trainer.small_loop import PROMPTS, SAMPLES, STEPS, ThreadWorker, small_loop
 from trainer.checkpoint import UnusableCheckpoint
+from trainer.journal import JournalTooShort
 from trainer.loop import NonFiniteRun
 
 
@@ -112,11 +113,21 @@ def test_a_run_stopped_in_its_last_evaluation_makes_up_for_it(loop, worker):
     assert loop.events()[-3:] == [("resume", STEPS), ("evaluation", STEPS), ("end", STEPS)]
 
 
-def test_a_complete_run_is_left_alone(loop, worker):
-    loop.run(evaluation=3).run()
+@pytest.mark.parametrize("every_steps", [2, STEPS])
+def test_a_complete_run_is_left_alone(loop, worker, every_steps):
+    settings = {"evaluation": 3, "checkpoint": {"every_steps": every_steps}}
+    loop.run(**settings).run()
     before = loop.rows("metrics.jsonl")
-    assert loop.run(evaluation=3).run() is True
+    assert before[-1]["event"] == "end"
+    assert loop.run(**settings).run() is True
     assert loop.rows("metrics.jsonl") == before
+
+
+def test_a_run_whose_ledger_was_cut_does_not_start(loop, worker):
+    loop.run().run()
+    (loop.folder / "ledger.jsonl").write_text("")
+    with pytest.raises(JournalTooShort, match="has 0 bytes"):
+        loop.run()
 
 
 def test_a_crash_undoes_what_no_checkpoint_holds(loop, worker):
