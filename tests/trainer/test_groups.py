@@ -60,6 +60,17 @@ def test_a_good_group_is_read():
     assert group.samples[0].behaviour.tolist() == [-1, -1, -1]
 
 
+def test_a_sample_of_two_policies_is_as_stale_as_the_older():
+    task = make_task(step=1)
+    group = answer(task, [9, 10, 2], [2])
+    del group.rollouts[0].policy_spans[:]
+    group.rollouts[0].policy_spans.add(version=Version(0, 0).message(), count=1)
+    group.rollouts[0].policy_spans.add(version=Version(0, 1).message(), count=2)
+    assert check(task, group).samples[0].version == Version(0, 0)
+    with pytest.raises(InvalidGroup, match="policy 0-000000"):
+        check(task, group, max_staleness=0)
+
+
 @pytest.mark.pitfall("A9")
 def test_an_empty_sample_is_dropped_not_refused():
     task = make_task()

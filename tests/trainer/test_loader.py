@@ -34,19 +34,23 @@ def worker(redis_client):
     return RolloutQueue(redis_client, "run", "w0")
 
 
+def make_loader(queue, teacher, stop):
+    return Loader(
+        queue,
+        teacher,
+        Lineage(0, {}),
+        vocabulary=1000,
+        max_staleness=1,
+        task_timeout_seconds=60,
+        score_batch_groups=2,
+        stop=stop,
+    )
+
+
 @pytest.fixture
 def loader(trainer_queue, stop):
     with serving(ScriptedTeacher()) as address, TeacherClient(address, student="s") as teacher:
-        loader = Loader(
-            trainer_queue,
-            teacher,
-            Lineage(0, {}),
-            vocabulary=1000,
-            max_staleness=1,
-            task_timeout_seconds=60,
-            score_batch_groups=2,
-            stop=stop,
-        )
+        loader = make_loader(trainer_queue, teacher, stop)
         yield loader
         loader.close()
 
@@ -158,16 +162,7 @@ def test_a_stop_ends_the_wait(loader, stop):
 
 def test_a_teacher_that_stays_away_ends_the_run_with_its_error(trainer_queue, worker, stop):
     with TeacherClient("127.0.0.1:1", student="s", retry_seconds=0.5) as teacher:
-        loader = Loader(
-            trainer_queue,
-            teacher,
-            Lineage(0, {}),
-            vocabulary=1000,
-            max_staleness=1,
-            task_timeout_seconds=60,
-            score_batch_groups=8,
-            stop=stop,
-        )
+        loader = make_loader(trainer_queue, teacher, stop)
         loader.issue(tasks_of(0))
         work(worker, 3)
         with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
@@ -179,16 +174,7 @@ def test_a_trainer_told_to_stop_does_not_wait_for_a_teacher_that_is_away(
     trainer_queue, worker, stop
 ):
     with TeacherClient("127.0.0.1:1", student="s", retry_seconds=120) as teacher:
-        loader = Loader(
-            trainer_queue,
-            teacher,
-            Lineage(0, {}),
-            vocabulary=1000,
-            max_staleness=1,
-            task_timeout_seconds=60,
-            score_batch_groups=8,
-            stop=stop,
-        )
+        loader = make_loader(trainer_queue, teacher, stop)
         loader.issue(tasks_of(0))
         work(worker, 3)
         wait_until(lambda: loader._batches[TRAIN, 0].arrived == 3)

@@ -122,6 +122,49 @@ def test_injected_tokens_are_scored_and_not_trained(llama):
     assert largest_difference(*results) == 0.0
 
 
+def test_what_is_logged_of_lengths_and_kl_is_of_the_samples_and_not_of_the_clamped_k(llama):
+    cut = replace(make_sample(0, [7, 8, 9, 10], [-300.0, -1.0, -1.0, -1.0]), truncated=True)
+    short = make_sample(1, [9, 2], [-1.0, -1.0])
+    student = make_student(llama)
+    batch = [Group(make_task(), (cut, short))]
+    with torch.no_grad():
+        old = torch.cat(student.logprobs([batch[0].tokens]))
+    metrics = run_step(student, batch).metrics
+    assert metrics["truncated"] == 0.5
+    assert metrics["response_tokens_mean"] == 3.0
+    wanted = float(old.mean()) + (300.0 + 5 * 1.0) / 6
+    assert metrics["raw_kl"] == pytest.approx(wanted, rel=1e-5)
+    assert metrics["behaviour_difference"] == pytest.approx(
+        float((-1 - old).abs().mean()), rel=1e-5
+    )
+
+
+def test_the_learning_rate_warms_up_and_falls_as_its_schedule_says(llama):
+    def rates(**changes):
+        student = make_student(llama, **changes)
+        return [student.learning_rate(step) / 1e-2 for step in (0, 1, 2, 7, 12)]
+
+    assert rates() == [1, 1, 1, 1, 1]
+    assert rates(schedule="linear", warmup_steps=2) == pytest.approx([0.5, 1, 1, 0.5, 0])
+    assert rates(schedule="linear", warmup_steps=2, final_fraction=0.2) == pytest.approx(
+        [0.5, 1, 1, 0.6, 0.2]
+    )
+    assert rates(schedule="cosine", warmup_steps=2) == pytest.approx([0.5, 1, 1, 0.5, 0])
+
+
+def test_the_rate_and_the_decay_of_the_settings_are_those_of_the_update(llama):
+    def moved(step, **changes):
+        student = make_student(llama, **changes)
+        before = weights_of(student)
+        run_step(student, make_groups(0), step)
+        return largest_difference(before, weights_of(student))
+
+    # Adam's first step moves every weight by the rate, whatever the gradient's size.
+    assert moved(0) == pytest.approx(1e-2, rel=1e-2)
+    assert moved(0, warmup_steps=4) == pytest.approx(0.25e-2, rel=1e-2)
+    assert moved(0, weight_decay=0.5) > 1.1e-2
+
+
 @pytest.mark.pitfall("A11")
 def test_small_updates_are_not_swallowed(llama):
     student = make_student(llama)
