@@ -6,7 +6,7 @@ Only safetensors are read: a pickled checkpoint could run code.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -161,13 +161,24 @@ def load_model(
     )
 
 
-def save_model(loaded: LoadedModel, folder: Path) -> None:
+def save_model(
+    loaded: LoadedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None
+) -> None:
     """Write weights, config, tokenizer and processor in Hugging Face layout.
 
     Names are those of the live model, so that load_weights finds them. Tied weights are written
     once and tied again on loading.
+
+    Args:
+        loaded: the model.
+        folder: made if missing.
+        tensors: its whole state dict, where the model itself holds shards; None: the model's own.
     """
-    loaded.model.save_pretrained(folder, save_original_format=False)
+    loaded.model.save_pretrained(
+        folder,
+        state_dict=None if tensors is None else dict(tensors),
+        save_original_format=False,
+    )
     loaded.tokenizer.save_pretrained(folder)
     if loaded.image_processor is not None:
         loaded.image_processor.save_pretrained(folder)

@@ -27,12 +27,14 @@ class TokenScores:
         logprobs_T: of the ids that were chosen.
         top_ids_TK, top_logprobs_TK: int64 and float32, the K likeliest in order; K may be 0.
         named_logprobs_TM: of M further ids a position; M may be 0.
+        entropy_T: of the distribution, nats, without gradient; empty unless asked for.
     """
 
     logprobs_T: Tensor
     top_ids_TK: Tensor
     top_logprobs_TK: Tensor
     named_logprobs_TM: Tensor
+    entropy_T: Tensor
 
 
 def selected_logprobs(
@@ -44,6 +46,7 @@ def selected_logprobs(
     suppressed_ids: Sequence[int] = (),
     top_k: int = 0,
     named_ids_TM: Tensor | None = None,
+    entropy: bool = False,
     chunk_tokens: int | None = None,
 ) -> TokenScores:
     """log-softmax(head(hidden) / temperature) at the ids asked for, differentiable.
@@ -55,7 +58,8 @@ def selected_logprobs(
         suppressed_ids: leave the distribution before it is normalised; one that is asked for
             anyway gets -inf.
         top_k: also return the likeliest ids. No gradient flows through them.
-        named_ids_TM: int64, further ids a position. No gradient flows through them.
+        named_ids_TM: int64, further ids a position; differentiable.
+        entropy: also the entropy at each position, one more pass over the logits.
         chunk_tokens: positions whose logits exist at once; None: as many as 64 MiB hold.
 
     Raises:
@@ -71,8 +75,8 @@ def selected_logprobs(
     # One chunk's logits may be kept for the backward pass; more than one are recomputed.
     recompute = torch.is_grad_enabled() and len(ids_T) > chunk
 
-    def score(hidden: Tensor, ids: Tensor, named: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return _score_chunk(head, hidden, ids, named, temperature, suppressed, top_k)
+    def score(hidden: Tensor, ids: Tensor, named: Tensor) -> tuple[Tensor, ...]:
+        return _score_chunk(head, hidden, ids, named, temperature, suppressed, top_k, entropy)
 
     parts = []
     for start in range(0, max(1, len(ids_T)), chunk):
@@ -93,7 +97,8 @@ def _score_chunk(
     temperature: float,
     suppressed: Tensor,
     top_k: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    entropy: bool,
+) -> tuple[Tensor, ...]:
     logits_TV = head(hidden_TD)
     if temperature != 1.0:
         logits_TV = logits_TV / temperature
@@ -101,9 +106,15 @@ def _score_chunk(
         logits_TV = logits_TV.index_fill(-1, suppressed, -torch.inf)
     normaliser_T = torch.logsumexp(logits_TV, dim=-1)
     logprobs_T = logits_TV.gather(-1, ids_T[:, None]).squeeze(-1) - normaliser_T
+    named_logprobs_TM = logits_TV.gather(-1, named_ids_TM) - normaliser_T[:, None]
     with torch.no_grad():
         top_logits_TK, top_ids_TK = logits_TV.topk(top_k, dim=-1)
-        named_logits_TM = logits_TV.gather(-1, named_ids_TM)
         top_logprobs_TK = top_logits_TK - normaliser_T[:, None]
-        named_logprobs_TM = named_logits_TM - normaliser_T[:, None]
-    return logprobs_T, top_ids_TK, top_logprobs_TK, named_logprobs_TM
+        entropy_T = _entropy(logits_TV, normaliser_T) if entropy else normaliser_T.new_empty(0)
+    return logprobs_T, top_ids_TK, top_logprobs_TK, named_logprobs_TM, entropy_T
+
+
+def _entropy(logits_TV: Tensor, normaliser_T: Tensor) -> Tensor:
+    """-sum p log p. A suppressed id has p = 0 and contributes nothing."""
+    logprobs_TV = logits_TV - normaliser_T[:, None]
+    return -(logprobs_TV.exp() * logprobs_TV.clamp_min(torch.finfo(torch.float32).min)).sum(-1)

@@ -100,10 +100,16 @@ def prefix_scores(
         return [[] for _ in groups]
     repeated = prefix.repeat([len(group.responses) for group in groups])
     hidden_TD, ids_T = _response_hidden(loaded, repeated, responses)
-    flat = _head_scores(loaded, hidden_TD, ids_T, groups, temperature, suppressed_ids, top_k)
-    counts = [len(group.responses) for group in groups]
-    ends = np.cumsum(counts)
-    return [flat[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    scores = head_scores(
+        loaded,
+        hidden_TD,
+        ids_T,
+        groups,
+        temperature=temperature,
+        suppressed_ids=suppressed_ids,
+        top_k=top_k,
+    )
+    return cut(scores, groups)
 
 
 def plain_scores(
@@ -122,9 +128,19 @@ def plain_scores(
             named = group.named_ids[index : index + 1]
             single = replace(group, responses=(response,), named_ids=named)
             hidden_TD, ids_T = _plain_hidden(loaded, single)
-            scores += _head_scores(
-                loaded, hidden_TD, ids_T, [single], temperature, suppressed_ids, top_k
+            [one] = cut(
+                head_scores(
+                    loaded,
+                    hidden_TD,
+                    ids_T,
+                    [single],
+                    temperature=temperature,
+                    suppressed_ids=suppressed_ids,
+                    top_k=top_k,
+                ),
+                [single],
             )
+            scores += one
         results.append(scores)
     return results
 
@@ -187,49 +203,71 @@ def _plain_hidden(loaded: LoadedModel, group: TokenGroup) -> tuple[Tensor, Tenso
     return hidden_TD, torch.from_numpy(response.astype(np.int64)).to(loaded.device)
 
 
-def _head_scores(
+def head_scores(
     loaded: LoadedModel,
     hidden_TD: Tensor,
     ids_T: Tensor,
     groups: Sequence[TokenGroup],
-    temperature: float,
-    suppressed_ids: Sequence[int],
-    top_k: int,
-) -> list[TokenScores]:
-    """Head over all positions at once, cut into one entry per response."""
-    lengths = [len(response) for group in groups for response in group.responses]
-    named = [
-        one
-        for group in groups
-        for one in (group.named_ids or (np.empty((1, 0), np.int64),) * len(group.responses))
-    ]
-    scores = selected_logprobs(
+    *,
+    temperature: float = 1.0,
+    suppressed_ids: Sequence[int] = (),
+    top_k: int = 0,
+    entropy: bool = False,
+) -> TokenScores:
+    """Head over all response positions of the groups at once, in order; `cut` takes them apart.
+
+    Args:
+        loaded: whose head.
+        hidden_TD: hidden state that predicts each response token.
+        ids_T: int64, those tokens.
+        groups: what they are of; says which ids are named. Where responses name unequal numbers of
+            ids, the columns beyond are padding.
+        temperature, suppressed_ids, top_k, entropy: see selected_logprobs.
+    """
+    return selected_logprobs(
         hidden_TD,
         loaded.head,
         ids_T,
         temperature=temperature,
         suppressed_ids=suppressed_ids,
         top_k=top_k,
-        named_ids_TM=_pad_named(named, lengths, loaded.device),
+        named_ids_TM=_pad_named(groups, loaded.device),
+        entropy=entropy,
     )
+
+
+def cut(scores: TokenScores, groups: Sequence[TokenGroup]) -> list[list[TokenScores]]:
+    """Scores of all response tokens as one entry per group and response."""
+    lengths = [len(response) for group in groups for response in group.responses]
     columns = zip(
+        _named(groups),
         scores.logprobs_T.split(lengths),
         scores.top_ids_TK.split(lengths),
         scores.top_logprobs_TK.split(lengths),
         scores.named_logprobs_TM.split(lengths),
-        named,
         strict=True,
     )
-    return [
-        TokenScores(logprobs, top_ids, top_logprobs, named_logprobs[:, : ids.shape[1]])
-        for logprobs, top_ids, top_logprobs, named_logprobs, ids in columns
+    flat = [
+        TokenScores(
+            logprobs, top_ids, top_logprobs, named[:, : ids.shape[1]], logprobs.new_empty(0)
+        )
+        for ids, logprobs, top_ids, top_logprobs, named in columns
     ]
+    counts = [len(group.responses) for group in groups]
+    ends = np.cumsum(counts)
+    return [flat[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _pad_named(
-    named: Sequence[NDArray[np.integer]], lengths: Sequence[int], device: torch.device
-) -> Tensor:
-    """Named ids of all responses as int64 [T, widest]; the padding's values are cut off again."""
+def _named(groups: Sequence[TokenGroup]) -> list[NDArray[np.integer]]:
+    """Named ids of every response in order; [1, 0] where a group names none."""
+    none = np.empty((1, 0), np.int64)
+    return [one for group in groups for one in group.named_ids or (none,) * len(group.responses)]
+
+
+def _pad_named(groups: Sequence[TokenGroup], device: torch.device) -> Tensor:
+    """Named ids of all response tokens as int64 [T, widest]."""
+    named = _named(groups)
+    lengths = [len(response) for group in groups for response in group.responses]
     width = max((ids.shape[1] for ids in named), default=0)
     ids_TM = np.zeros((sum(lengths), width), dtype=np.int64)
     start = 0

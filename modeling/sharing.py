@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,12 +16,15 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from modeling.groups import TokenGroup
 from modeling.images import decode_image, expand_placeholders, feature_count
 from modeling.load import LoadedModel
+from modeling.logprobs import TokenScores
 from modeling.shared_prefix import group_logprobs, plain_logprobs
 
 logger = logging.getLogger(__name__)
 
 # Largest difference in nats between both paths, by dtype of the weights.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
+# Modelling code met with inputs it does not foresee; the plain path does not need them.
+PROBE_ERRORS = (ValueError, TypeError, RuntimeError, IndexError, AttributeError)
 PROBE_LENGTHS = ((5, (3, 1)), (9, (2, 6)))
 
 
@@ -41,8 +45,7 @@ def check_sharing(loaded: LoadedModel) -> bool:
     probe = probe_groups(loaded)
     try:
         shared = group_logprobs(loaded, probe)
-    except (ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
-        # Modelling code met with inputs it does not foresee; the plain path does not need them.
+    except PROBE_ERRORS as error:
         logger.warning(
             "%s: the shared prompt fails (%s: %s); each response is computed whole",
             loaded.model_id,
@@ -64,6 +67,37 @@ def check_sharing(loaded: LoadedModel) -> bool:
         "%s: shared and plain logprobs differ by %.2g nat (limit %g); each response is computed "
         "whole",
         loaded.model_id,
+        difference,
+        limit,
+    )
+    return False
+
+
+@torch.no_grad()
+def agrees_with_plain(loaded: LoadedModel, path: Callable[..., TokenScores]) -> bool:
+    """Whether another way to lay sequences out gives the plain way's logprobs, on the probe.
+
+    Args:
+        loaded: the model.
+        path: modeling.packed.packed_scores or modeling.padded.padded_scores.
+    """
+    probe = probe_groups(loaded)
+    try:
+        scores = path(loaded, probe).logprobs_T
+    except PROBE_ERRORS as error:
+        logger.warning(
+            "%s: %s fails (%s: %s)", loaded.model_id, path.__name__, type(error).__name__, error
+        )
+        return False
+    plain = torch.cat([one for group in plain_logprobs(loaded, probe) for one in group])
+    difference = float((scores - plain).abs().max())
+    limit = TOLERANCE[loaded.dtype]
+    if difference <= limit:
+        return True
+    logger.warning(
+        "%s: %s differs from the plain forward by %.2g nat (limit %g)",
+        loaded.model_id,
+        path.__name__,
         difference,
         limit,
     )

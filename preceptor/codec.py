@@ -110,6 +110,18 @@ def decode_ids(data: bytes) -> NDArray[np.int32]:
     return _decode(data, IDS, "int32 ids")
 
 
+def decode_id_table(data: bytes, rows: int, columns: int) -> NDArray[np.int32]:
+    """int32 bytes as a read-only array [rows, columns].
+
+    Raises:
+        CodecError: another number of values.
+    """
+    array = decode_ids(data)
+    if array.size != rows * columns:
+        raise CodecError(f"{array.size} named ids for {rows} tokens with {columns} each")
+    return array.reshape(rows, columns)
+
+
 def encode_logprobs(logprobs: ArrayLike) -> bytes:
     """Logprobs (nats) as float32 bytes.
 

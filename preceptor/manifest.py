@@ -37,24 +37,40 @@ def write_folder(
         FileExistsError: the folder exists; versions are never rewritten.
         OSError: the disk is full or not writable. Nothing appears under the final name then.
     """
+    temporary = open_folder(folder)
+    try:
+        write(temporary)
+        return seal_folder(temporary, folder, info)
+    except BaseException:
+        # Half a version must not stay, whatever stopped us, a signal included.
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def open_folder(folder: Path) -> Path:
+    """An empty folder beside `folder`, to be filled and given to `seal_folder`; for writers that
+    take their time. `sweep` deletes what is never sealed.
+
+    Raises:
+        FileExistsError: the folder exists; versions are never rewritten.
+    """
     if folder.exists():
         raise FileExistsError(f"{folder} exists; a version is written once")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    try:
-        write(temporary)
-        manifest = {"info": info, "files": _describe(temporary)}
-        path = temporary / MANIFEST
-        path.write_text(json.dumps(manifest, indent=1, sort_keys=True))
-        _sync(path)
-        temporary.rename(folder)
-        _sync(folder.parent)
-    except BaseException:
-        # Half a version must not stay, whatever stopped us, a signal included.
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    return temporary
+
+
+def seal_folder(temporary: Path, folder: Path, info: dict[str, Any]) -> dict[str, Any]:
+    """Hash what `open_folder`'s folder holds and give it its name. Arguments as write_folder."""
+    manifest = {"info": info, "files": _describe(temporary)}
+    path = temporary / MANIFEST
+    path.write_text(json.dumps(manifest, indent=1, sort_keys=True))
+    _sync(path)
+    temporary.rename(folder)
+    _sync(folder.parent)
     return manifest
 
 

@@ -132,7 +132,7 @@ def make_gemma2(folder: Path, seed: int = 0) -> Path:
     return save(Gemma2ForCausalLM(config), folder)
 
 
-def make_llava(folder: Path, seed: int = 0) -> Path:
+def make_llava(folder: Path, seed: int = 0, **changes: object) -> Path:
     """CLIP tower and Llama, as in the demo: 28 x 28 pixels, 4 features an image."""
     torch.manual_seed(seed)
     vision = CLIPVisionConfig(
@@ -145,7 +145,7 @@ def make_llava(folder: Path, seed: int = 0) -> Path:
     )
     config = LlavaConfig(
         vision_config=vision,
-        text_config=llama_config(tie_word_embeddings=True),
+        text_config=llama_config(tie_word_embeddings=True, **changes),
         image_token_index=IMAGE,
         image_seq_length=LLAVA_FEATURES,
         vision_feature_layer=-1,

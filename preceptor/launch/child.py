@@ -91,7 +91,7 @@ class Child:
             output.flush()
             self._log_start = output.tell()
             self._process = subprocess.Popen(
-                [*_tether(), *self.part.command],
+                tethered(self.part.command),
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **self.part.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -141,9 +141,9 @@ class Child:
             return
 
 
-def _tether() -> list[str]:
-    """A prefix that ties a command to this process; only Linux has the means."""
+def tethered(command: Sequence[str]) -> list[str]:
+    """The command, tied to this process so that it ends with it; only Linux has the means."""
     if sys.platform != "linux":
-        return []
+        return list(command)
     # -I and -S: it needs nothing but the standard library, and starts in 10 ms.
-    return [sys.executable, "-IS", tether.__file__, str(os.getpid())]
+    return [sys.executable, "-IS", tether.__file__, str(os.getpid()), *command]

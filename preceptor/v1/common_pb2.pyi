@@ -39,7 +39,7 @@ class PolicySpan(_message.Message):
     def __init__(self, version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., count: _Optional[int] = ...) -> None: ...
 
 class SamplingSettings(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "max_new_tokens", "eos_ids", "suppressed_ids", "seed")
+    __slots__ = ("temperature", "top_p", "top_k", "max_new_tokens", "eos_ids", "suppressed_ids", "seed", "named_top_k")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class SamplingSettings(_message.Message):
     EOS_IDS_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_IDS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    NAMED_TOP_K_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -54,4 +55,5 @@ class SamplingSettings(_message.Message):
     eos_ids: bytes
     suppressed_ids: bytes
     seed: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., eos_ids: _Optional[bytes] = ..., suppressed_ids: _Optional[bytes] = ..., seed: _Optional[int] = ...) -> None: ...
+    named_top_k: int
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., eos_ids: _Optional[bytes] = ..., suppressed_ids: _Optional[bytes] = ..., seed: _Optional[int] = ..., named_top_k: _Optional[int] = ...) -> None: ...

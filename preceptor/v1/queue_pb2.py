@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from preceptor.v1 import common_pb2 as preceptor_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18preceptor/v1/queue.proto\x12\x0cpreceptor.v1\x1a\x19preceptor/v1/common.proto\"F\n\x06TaskId\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04slot\x18\x04 \x01(\r\"\x82\x02\n\nPromptTask\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12 \n\x02id\x18\x02 \x01(\x0b\x32\x14.preceptor.v1.TaskId\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.preceptor.v1.TaskKind\x12$\n\x06prompt\x18\x04 \x01(\x0b\x32\x14.preceptor.v1.Prompt\x12\x0f\n\x07samples\x18\x05 \x01(\r\x12+\n\x06policy\x18\x06 \x01(\x0b\x32\x1b.preceptor.v1.PolicyVersion\x12\x30\n\x08sampling\x18\x07 \x01(\x0b\x32\x1e.preceptor.v1.SamplingSettings\"\xc1\x01\n\x07Rollout\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x14\n\x0cresponse_ids\x18\x02 \x01(\x0c\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\x03 \x01(\x0c\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.preceptor.v1.FinishReason\x12.\n\x0cpolicy_spans\x18\x05 \x03(\x0b\x32\x18.preceptor.v1.PolicySpan\x12\x11\n\tloss_mask\x18\x06 \x01(\x0c\"\x9b\x02\n\x0cRolloutGroup\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12 \n\x02id\x18\x02 \x01(\x0b\x32\x14.preceptor.v1.TaskId\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.preceptor.v1.TaskKind\x12$\n\x06prompt\x18\x04 \x01(\x0b\x32\x14.preceptor.v1.Prompt\x12\'\n\x08rollouts\x18\x05 \x03(\x0b\x32\x15.preceptor.v1.Rollout\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.preceptor.v1.SamplingSettings\x12\x0e\n\x06worker\x18\x07 \x01(\t\x12\x1a\n\x12generation_seconds\x18\x08 \x01(\x01\"\x9f\x01\n\nDeadLetter\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x15\n\rsource_stream\x18\x02 \x01(\t\x12\x14\n\x0csource_entry\x18\x03 \x01(\t\x12\x12\n\ndeliveries\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07payload\x18\x06 \x01(\x0c\x12\x17\n\x0f\x64\x65\x61\x64_at_unix_ms\x18\x07 \x01(\x03*T\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x01\x12\x18\n\x14TASK_KIND_EVALUATION\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18preceptor/v1/queue.proto\x12\x0cpreceptor.v1\x1a\x19preceptor/v1/common.proto\"F\n\x06TaskId\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04slot\x18\x04 \x01(\r\"\x82\x02\n\nPromptTask\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12 \n\x02id\x18\x02 \x01(\x0b\x32\x14.preceptor.v1.TaskId\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.preceptor.v1.TaskKind\x12$\n\x06prompt\x18\x04 \x01(\x0b\x32\x14.preceptor.v1.Prompt\x12\x0f\n\x07samples\x18\x05 \x01(\r\x12+\n\x06policy\x18\x06 \x01(\x0b\x32\x1b.preceptor.v1.PolicyVersion\x12\x30\n\x08sampling\x18\x07 \x01(\x0b\x32\x1e.preceptor.v1.SamplingSettings\"\xd4\x01\n\x07Rollout\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x14\n\x0cresponse_ids\x18\x02 \x01(\x0c\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\x03 \x01(\x0c\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.preceptor.v1.FinishReason\x12.\n\x0cpolicy_spans\x18\x05 \x03(\x0b\x32\x18.preceptor.v1.PolicySpan\x12\x11\n\tloss_mask\x18\x06 \x01(\x0c\x12\x11\n\tnamed_ids\x18\x07 \x01(\x0c\"\x9b\x02\n\x0cRolloutGroup\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12 \n\x02id\x18\x02 \x01(\x0b\x32\x14.preceptor.v1.TaskId\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.preceptor.v1.TaskKind\x12$\n\x06prompt\x18\x04 \x01(\x0b\x32\x14.preceptor.v1.Prompt\x12\'\n\x08rollouts\x18\x05 \x03(\x0b\x32\x15.preceptor.v1.Rollout\x12\x30\n\x08sampling\x18\x06 \x01(\x0b\x32\x1e.preceptor.v1.SamplingSettings\x12\x0e\n\x06worker\x18\x07 \x01(\t\x12\x1a\n\x12generation_seconds\x18\x08 \x01(\x01\"\x9f\x01\n\nDeadLetter\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x15\n\rsource_stream\x18\x02 \x01(\t\x12\x14\n\x0csource_entry\x18\x03 \x01(\t\x12\x12\n\ndeliveries\x18\x04 \x01(\x04\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07payload\x18\x06 \x01(\x0c\x12\x17\n\x0f\x64\x65\x61\x64_at_unix_ms\x18\x07 \x01(\x03*T\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x01\x12\x18\n\x14TASK_KIND_EVALUATION\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'preceptor.v1.queue_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TASKKIND']._serialized_start=1046
-  _globals['_TASKKIND']._serialized_end=1130
-  _globals['_FINISHREASON']._serialized_start=1132
-  _globals['_FINISHREASON']._serialized_end=1227
+  _globals['_TASKKIND']._serialized_start=1065
+  _globals['_TASKKIND']._serialized_end=1149
+  _globals['_FINISHREASON']._serialized_start=1151
+  _globals['_FINISHREASON']._serialized_end=1246
   _globals['_TASKID']._serialized_start=69
   _globals['_TASKID']._serialized_end=139
   _globals['_PROMPTTASK']._serialized_start=142
   _globals['_PROMPTTASK']._serialized_end=400
   _globals['_ROLLOUT']._serialized_start=403
-  _globals['_ROLLOUT']._serialized_end=596
-  _globals['_ROLLOUTGROUP']._serialized_start=599
-  _globals['_ROLLOUTGROUP']._serialized_end=882
-  _globals['_DEADLETTER']._serialized_start=885
-  _globals['_DEADLETTER']._serialized_end=1044
+  _globals['_ROLLOUT']._serialized_end=615
+  _globals['_ROLLOUTGROUP']._serialized_start=618
+  _globals['_ROLLOUTGROUP']._serialized_end=901
+  _globals['_DEADLETTER']._serialized_start=904
+  _globals['_DEADLETTER']._serialized_end=1063
 # @@protoc_insertion_point(module_scope)

@@ -57,20 +57,22 @@ class PromptTask(_message.Message):
     def __init__(self, schema_version: _Optional[int] = ..., id: _Optional[_Union[TaskId, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt: _Optional[_Union[_common_pb2.Prompt, _Mapping]] = ..., samples: _Optional[int] = ..., policy: _Optional[_Union[_common_pb2.PolicyVersion, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingSettings, _Mapping]] = ...) -> None: ...
 
 class Rollout(_message.Message):
-    __slots__ = ("sample", "response_ids", "behaviour_logprobs", "finish_reason", "policy_spans", "loss_mask")
+    __slots__ = ("sample", "response_ids", "behaviour_logprobs", "finish_reason", "policy_spans", "loss_mask", "named_ids")
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_IDS_FIELD_NUMBER: _ClassVar[int]
     BEHAVIOUR_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     POLICY_SPANS_FIELD_NUMBER: _ClassVar[int]
     LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
+    NAMED_IDS_FIELD_NUMBER: _ClassVar[int]
     sample: int
     response_ids: bytes
     behaviour_logprobs: bytes
     finish_reason: FinishReason
     policy_spans: _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicySpan]
     loss_mask: bytes
-    def __init__(self, sample: _Optional[int] = ..., response_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., policy_spans: _Optional[_Iterable[_Union[_common_pb2.PolicySpan, _Mapping]]] = ..., loss_mask: _Optional[bytes] = ...) -> None: ...
+    named_ids: bytes
+    def __init__(self, sample: _Optional[int] = ..., response_ids: _Optional[bytes] = ..., behaviour_logprobs: _Optional[bytes] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., policy_spans: _Optional[_Iterable[_Union[_common_pb2.PolicySpan, _Mapping]]] = ..., loss_mask: _Optional[bytes] = ..., named_ids: _Optional[bytes] = ...) -> None: ...
 
 class RolloutGroup(_message.Message):
     __slots__ = ("schema_version", "id", "kind", "prompt", "rollouts", "sampling", "worker", "generation_seconds")
