@@ -58,8 +58,8 @@ def run(config: RolloutConfig, stop: threading.Event) -> None:
     """Serve the run's tasks until `stop` is set.
 
     Raises:
-        modeling.load.ModelError, OSError: the student cannot be loaded, or is not the one whose
-            weights the trainer publishes.
+        modeling.load.ModelError, OSError: the student cannot be loaded, is not the one whose
+            weights the trainer publishes, or gives other logprobs with them than the trainer.
         modeling.head.UnsupportedModel: it cannot be sampled from by this engine.
         preceptor.queue.QueueError: Redis stays away, or is full.
     """

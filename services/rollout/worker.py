@@ -66,6 +66,7 @@ class Worker:
 
         Raises:
             services.rollout.held_policy.WrongModel: the published weights do not fit.
+            modeling.probe.PolicyDrift: they fit, and give other logprobs than the trainer's.
             preceptor.queue.QueueError: Redis stays away, or is full.
             RuntimeError and others: the engine can no longer write anything.
         """

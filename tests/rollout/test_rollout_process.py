@@ -8,10 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from modeling.load import load_model, save_model
+from modeling.probe import probe_logprobs, write_probe
+from modeling.sharing import probe_groups
 from preceptor.policy import PolicyStore, Version
 from preceptor.queue import RolloutQueue
 from services.rollout.__main__ import main
@@ -140,6 +143,26 @@ def test_a_model_that_is_not_the_trainers_ends_the_worker_with_2(
     assert str(store.path(Version(0, 1))) in said and "set rollout.model to trainer.student" in said
     assert "Traceback" not in said
     assert trainer.backlog().tasks_running == 1
+
+
+@pytest.mark.pitfall("L14")
+def test_drift_ends_the_worker_with_2_before_it_writes(start, trainer, store, student, tmp_path):
+    loaded = load_model(student)
+
+    def write(folder):
+        save_model(loaded, folder)
+        theirs = probe_logprobs(loaded) - np.float32(0.5)
+        write_probe(folder, theirs, "float32", probe_groups(loaded))
+
+    store.publish(Version(0, 1), write)
+    trainer.put_tasks([task(0, Version(0, 1))])
+    assert start("drifting").wait(60) == 2
+    said = (tmp_path / "drifting.log").read_text()
+    assert "policy 0-000001" in said and "differ by 0.5 nat on average" in said
+    assert f"rollout: with the same published weights the rollout worker ({student}" in said
+    assert "Traceback" not in said
+    backlog = trainer.backlog()
+    assert (backlog.groups_waiting, backlog.tasks_running) == (0, 1)
 
 
 @pytest.mark.parametrize(
