@@ -1,8 +1,8 @@
 """Checkpoints: everything a run resumes from, whole or not there.
 
-A checkpoint at step s was taken after s optimiser steps. Weights and AdamW's state are
-safetensors, the rest is JSON; data order, sampling seeds and learning rate are pure functions of
-the step, so the step is their cursor.
+A checkpoint at step s was taken after s steps. Weights and optimiser state are in torch's
+distributed format, the rest is JSON; data order, sampling seeds and learning rate are pure
+functions of the step, so the step is their cursor.
 """
 
 from __future__ import annotations
@@ -10,22 +10,29 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from preceptor.manifest import CorruptFolder, sweep, verify_folder, write_folder
+from preceptor.manifest import CorruptFolder, open_folder, seal_folder, sweep, verify_folder
+from trainer.crew import Crew
 from trainer.lineage import Lineage
-from trainer.student import Student
+from trainer.settings import CheckpointSettings
 
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
-MODEL = "model"
+TENSORS = "tensors"
 
 
 class UnusableCheckpoint(RuntimeError):
     """There are checkpoints, but none that this run can go on from."""
+
+
+class DiskFull(RuntimeError):
+    """A checkpoint would not fit on the disk."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,11 @@ class TrainerState:
         step: optimiser steps taken; the next one to take.
         lineage: accepted history of policies.
         skipped_in_a_row: steps skipped for a non-finite gradient, up to now.
+        strikes: steps in a row beyond a guard's limit, by guard.
+        running: the estimator's statistics that outlive a step; None without.
         evaluated: the step last evaluated; -1 before the first.
+        accuracy: of this very step's weights; None if they were not evaluated.
+        best: highest accuracy so far.
         ledger_bytes, metrics_bytes: lengths of the journals.
         identity: settings a run cannot change midway, by name.
     """
@@ -44,7 +55,11 @@ class TrainerState:
     step: int
     lineage: Lineage
     skipped_in_a_row: int
+    strikes: dict[str, int]
+    running: dict[str, Any] | None
     evaluated: int
+    accuracy: float | None
+    best: float | None
     ledger_bytes: int
     metrics_bytes: int
     identity: dict[str, Any]
@@ -68,46 +83,70 @@ class TrainerState:
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints, named STEP-INCARNATION and never rewritten."""
+    """The folder of a run's checkpoints, named STEP-INCARNATION and never rewritten.
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    Rank 0's; the tensors in them are written and read by all ranks.
+    """
+
+    def __init__(self, folder: Path, settings: CheckpointSettings) -> None:
         """
         Args:
             folder: one subfolder a checkpoint. What a killed writer left there is swept.
-            keep: newest to keep.
+            settings: which to keep.
         """
         self._folder = folder
-        self._keep = keep
+        self._settings = settings
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
         sweep(folder)
 
-    def save(self, student: Student, state: TrainerState) -> Path:
-        """Write a checkpoint, then delete the oldest beyond `keep`.
+    def save(self, crew: Crew, state: TrainerState) -> Path:
+        """Begin to write a checkpoint; training may go on. `wait` says whether it got there.
+
+        Waits for the one before. Once it is whole, older ones beyond those to keep are deleted.
 
         Raises:
-            OSError: it could not be written; the ones before are untouched.
+            DiskFull: there is no room for it. The ones before are untouched.
+            Exception: what kept the one before from being written.
         """
-
-        def write(folder: Path) -> None:
-            student.save_weights(folder / MODEL)
-            student.save_optimiser(folder)
-            (folder / STATE).write_text(state.to_json())
-
+        self.wait()
         folder = self._folder / f"{state.step:06d}-{state.lineage.incarnation}"
         # A run that is stopped right after a checkpoint has nothing to add to it.
-        if not folder.exists():
-            write_folder(folder, write, {"step": state.step})
-        for old in self._newest_first()[self._keep :]:
-            shutil.rmtree(old)
+        if folder.exists():
+            return folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._check_space(crew.student.state_bytes)
+        temporary = open_folder(folder)
+        crew.save(temporary / TENSORS)
+        self._writer = threading.Thread(
+            target=self._finish, args=(crew, state, temporary, folder), name="checkpoint"
+        )
+        self._writer.start()
+        if not self._settings.asynchronous:
+            self.wait()
         return folder
 
-    def restore(self, student: Student, identity: dict[str, Any]) -> TrainerState | None:
+    def wait(self) -> None:
+        """Until the checkpoint being written is whole.
+
+        Raises:
+            Exception: what kept it from being written. Nothing of it stays.
+        """
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def restore(self, crew: Crew, identity: dict[str, Any]) -> TrainerState | None:
         """Load the newest checkpoint that is whole; None if there never was one.
 
         A damaged one is named in the log and, once another was found, deleted: the run will come by
         its step again.
 
         Args:
-            student: gets weights and optimiser.
+            crew: gets weights and optimiser, on all ranks.
             identity: settings that must be what they were.
 
         Raises:
@@ -122,9 +161,9 @@ class Checkpoints:
                 logger.error("checkpoint %s is damaged and passed over: %s", folder.name, error)
                 damaged.append(folder)
                 continue
-            state = TrainerState.from_json((folder / STATE).read_text())
+            state = read_state(folder)
             _compare(folder, state.identity, identity)
-            student.load(folder / MODEL, folder)
+            crew.restore(folder / TENSORS)
             for one in damaged:
                 shutil.rmtree(one)
             return state
@@ -135,9 +174,60 @@ class Checkpoints:
             )
         return None
 
+    def _finish(self, crew: Crew, state: TrainerState, temporary: Path, folder: Path) -> None:
+        try:
+            crew.saved()
+            (temporary / STATE).write_text(state.to_json())
+            seal_folder(temporary, folder, {"step": state.step})
+            self._prune()
+            logger.info("checkpoint %s", folder)
+        except BaseException as error:  # noqa: BLE001  (handed to the next save or wait)
+            shutil.rmtree(temporary, ignore_errors=True)
+            self._failure = error
+
+    def _prune(self) -> None:
+        found = self._newest_first()
+        kept = found[: self._settings.keep]
+        best = best_checkpoint(found) if self._settings.keep_best else None
+        for folder in found:
+            if folder not in kept and folder != best:
+                shutil.rmtree(folder)
+
+    def _check_space(self, needed: int) -> None:
+        free = shutil.disk_usage(self._folder).free
+        # What is written beside the tensors, and by others meanwhile.
+        needed += needed // 10
+        if free < needed:
+            raise DiskFull(
+                f"a checkpoint needs {needed / 1e9:.3g} GB in {self._folder}, where "
+                f"{free / 1e9:.3g} GB are free; the ones before are untouched. Free some, lower "
+                "trainer.checkpoint.keep, or move run.dir to a larger disk"
+            )
+
     def _newest_first(self) -> list[Path]:
         found = [path for path in self._folder.glob("[0-9]*-[0-9]*") if path.is_dir()]
         return sorted(found, key=lambda path: [*map(int, path.name.split("-"))], reverse=True)
+
+
+def read_state(folder: Path) -> TrainerState:
+    """The state in a checkpoint that was verified."""
+    return TrainerState.from_json((folder / STATE).read_text())
+
+
+def best_checkpoint(folders: Sequence[Path]) -> Path | None:
+    """The one whose weights did best in evaluation, the newest of equals; None if none was."""
+    graded = []
+    for folder in folders:
+        try:
+            accuracy = read_state(folder).accuracy
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            # It is no candidate; whoever wants to restore it is told in full.
+            logger.warning("checkpoint %s has no readable state: %s", folder.name, error)
+            continue
+        if accuracy is not None:
+            graded.append((accuracy, folder))
+    # max keeps the first of equals, and the newest comes first.
+    return max(graded, default=(0.0, None), key=lambda one: one[0])[1]
 
 
 def _compare(folder: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:

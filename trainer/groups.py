@@ -13,6 +13,7 @@ from preceptor.codec import (
     CodecError,
     Score,
     TeacherRefusal,
+    decode_id_table,
     decode_ids,
     decode_logprobs,
     decode_mask,
@@ -37,7 +38,10 @@ class Sample:
         mask: bool [n], true where the student wrote.
         truncated: it ended at max_new_tokens.
         version: oldest policy among its tokens'.
-        teacher: float32 [n], the teacher's logprobs, nats; None until scored, and where it refused.
+        named_ids: int32 [n, K], the student's likeliest ids at each token; K may be 0.
+        teacher: float32 [n], the teacher's logprobs, nats; None until scored.
+        named_teacher: float32 [n, K], the teacher's logprobs of named_ids; None until scored.
+        reward: verifiable reward; None until graded, and without an answer to grade by.
     """
 
     index: int
@@ -46,7 +50,10 @@ class Sample:
     mask: NDArray[np.bool_]
     truncated: bool
     version: Version
+    named_ids: NDArray[np.int32]
     teacher: NDArray[np.float32] | None = None
+    named_teacher: NDArray[np.float32] | None = None
+    reward: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +64,13 @@ class Group:
         task: what was asked for.
         samples: those that count.
         dropped: sample index -> why it does not (empty, refused by the teacher).
+        label: whose statistics its tokens belong to, counted from 0; see estimators.
     """
 
     task: queue_pb2.PromptTask
     samples: tuple[Sample, ...]
     dropped: dict[int, str] = field(default_factory=dict)
+    label: int = 0
 
     @property
     def tokens(self) -> TokenGroup:
@@ -70,6 +79,7 @@ class Group:
             prompt_ids=decode_ids(self.task.prompt.token_ids),
             responses=tuple(sample.ids for sample in self.samples),
             images=tuple(image.data for image in self.task.prompt.images),
+            named_ids=tuple(sample.named_ids for sample in self.samples),
         )
 
 
@@ -108,7 +118,7 @@ def check_group(
     samples, dropped = [], {}
     for rollout in sorted(group.rollouts, key=lambda one: one.sample):
         try:
-            sample = _read(rollout)
+            sample = _read(rollout, task.sampling.named_top_k)
         except CodecError as error:
             raise InvalidGroup(f"sample {rollout.sample}: {error}") from error
         if len(sample.ids) == 0:
@@ -116,6 +126,8 @@ def check_group(
             continue
         if ((sample.ids < 0) | (sample.ids >= vocabulary)).any():
             raise InvalidGroup(f"sample {sample.index} has an id outside [0, {vocabulary})")
+        if ((sample.named_ids < 0) | (sample.named_ids >= vocabulary)).any():
+            raise InvalidGroup(f"sample {sample.index} names an id outside [0, {vocabulary})")
         if np.isin(sample.ids[sample.mask], suppressed).any():
             raise InvalidGroup(f"sample {sample.index} holds an id that sampling may not produce")
         _check_end(task.sampling, rollout, sample)
@@ -140,11 +152,13 @@ def with_scores(group: Group, scores: Sequence[Score | TeacherRefusal]) -> Group
         if isinstance(score, TeacherRefusal):
             dropped[sample.index] = teacher_pb2.Refusal.Name(score.refusal)
         else:
-            samples.append(replace(sample, teacher=score.logprobs))
-    return Group(group.task, tuple(samples), dropped)
+            samples.append(
+                replace(sample, teacher=score.logprobs, named_teacher=score.named_logprobs)
+            )
+    return replace(group, samples=tuple(samples), dropped=dropped)
 
 
-def _read(rollout: queue_pb2.Rollout) -> Sample:
+def _read(rollout: queue_pb2.Rollout, named: int) -> Sample:
     ids = decode_ids(rollout.response_ids)
     count = len(ids)
     if sum(span.count for span in rollout.policy_spans) != count:
@@ -157,6 +171,7 @@ def _read(rollout: queue_pb2.Rollout) -> Sample:
         mask=decode_mask(rollout.loss_mask, count).astype(bool),
         truncated=rollout.finish_reason == queue_pb2.FINISH_REASON_LENGTH,
         version=min(versions, default=Version(0, 0)),
+        named_ids=decode_id_table(rollout.named_ids, count, named),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from preceptor.client import TeacherClient
 from preceptor.codec import TeacherRefusal, decode_ids
 from preceptor.queue import Claim, RolloutQueue
-from preceptor.v1 import queue_pb2, teacher_pb2
+from preceptor.v1 import common_pb2, queue_pb2, teacher_pb2
 from trainer.groups import Group, InvalidGroup, check_group, with_scores
 from trainer.lineage import Lineage
 from trainer.tasks import TaskTable
@@ -41,6 +41,7 @@ class _Batch:
     """A step's groups as they come in."""
 
     slots: int
+    teacher_prompts: Mapping[int, common_pb2.Prompt]
     groups: dict[int, Group] = field(default_factory=dict)
     claims: list[Claim[queue_pb2.RolloutGroup]] = field(default_factory=list)
     arrived: int = 0
@@ -125,11 +126,21 @@ class Loader:
         for thread in self._threads:
             thread.start()
 
-    def issue(self, tasks: Sequence[queue_pb2.PromptTask]) -> None:
-        """Put all tasks of one batch into the queue; `wait` returns them under (kind, step)."""
+    def issue(
+        self,
+        tasks: Sequence[queue_pb2.PromptTask],
+        teacher_prompts: Mapping[int, common_pb2.Prompt] | None = None,
+    ) -> None:
+        """Put all tasks of one batch into the queue; `wait` returns them under (kind, step).
+
+        Args:
+            tasks: one a slot.
+            teacher_prompts: slot -> what the teacher sees instead of the task's prompt (privileged
+                context), where it is not the same. It stays here: workers have no use for it.
+        """
         key = (tasks[0].kind, tasks[0].id.step)
         with self._changed:
-            self._batches[key] = _Batch(slots=len(tasks))
+            self._batches[key] = _Batch(len(tasks), teacher_prompts or {})
             self._table.add(tasks, time.monotonic())
         self._queue.put_tasks(tasks)
 
@@ -255,7 +266,15 @@ class Loader:
             self._score(groups)
 
     def _score(self, groups: Sequence[Group]) -> None:
-        requests = [_request(str(index), group) for index, group in enumerate(groups)]
+        with self._changed:
+            prompts = [
+                self._batches[one.task.kind, one.task.id.step].teacher_prompts.get(one.task.id.slot)
+                for one in groups
+            ]
+        requests = [
+            _request(str(index), group, prompt)
+            for index, (group, prompt) in enumerate(zip(groups, prompts, strict=True))
+        ]
         # The same for all tasks of a run. What the student cannot write must not weigh in the
         # teacher's distribution either: a teacher equal to the student then gives k = 0.
         suppressed = decode_ids(groups[0].task.sampling.suppressed_ids)
@@ -308,13 +327,17 @@ class Loader:
             self._queue.put_tasks(due)
 
 
-def _request(group_id: str, group: Group) -> teacher_pb2.PromptGroup:
-    prompt = group.task.prompt
-    message = teacher_pb2.PromptGroup(group_id=group_id, prompt=prompt)
+def _request(
+    group_id: str, group: Group, teacher_prompt: common_pb2.Prompt | None
+) -> teacher_pb2.PromptGroup:
+    message = teacher_pb2.PromptGroup(
+        group_id=group_id, prompt=group.task.prompt, teacher_prompt=teacher_prompt
+    )
     for sample in group.samples:
         message.trajectories.add(
             trajectory_id=str(sample.index),
             response_ids=sample.ids.tobytes(),
             loss_mask=b"" if sample.mask.all() else sample.mask.astype("u1").tobytes(),
+            named_ids=sample.named_ids.tobytes(),
         )
     return message

@@ -8,44 +8,15 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from preceptor.config import RunConfig, Section
-from trainer.losses import Aggregation
-
-
-class DataSettings(Section):
-    """Prompts, one a row: JSONL or parquet with the columns prompt, images, answer and tag."""
-
-    train: Path
-    """Training prompts. Answers are used for logging a reward, never for learning."""
-
-    evaluation: Path | None = None
-    """Evaluation prompts; they need answers. None: no evaluation."""
-
-
-class EstimatorSettings(Section):
-    """GNDPO: how the teacher's marks become advantages (trainer/advantages.py)."""
-
-    clip: float = Field(5.0, gt=0)
-    """k is clamped to [-clip, +clip] nats before it is whitened."""
-
-    small_batch: Literal["error", "safe"] = "error"
-    """A batch with fewer than two valid tokens, or no spread: stop, or give it zero advantages."""
-
-
-class LossSettings(Section):
-    """The token-level GSPO surrogate (trainer/losses.py)."""
-
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """The sequence's ratio is clipped below at 1 - clip_low."""
-
-    clip_high: float = Field(0.2, gt=0)
-    """And above at 1 + clip_high."""
-
-    aggregation: Aggregation = "sequence-mean"
-    """Mean over sequences of the mean over their tokens, or mean over all tokens."""
+from trainer.data_settings import DataSettings
+from trainer.estimator_settings import EstimatorSettings, LossSettings
 
 
 class OptimiserSettings(Section):
-    """AdamW with a learning-rate schedule."""
+    """The optimiser and its learning-rate schedule."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or plain gradient descent without momentum."""
 
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
@@ -81,12 +52,15 @@ class CheckpointSettings(Section):
     keep: int = Field(2, ge=1)
     """Newest checkpoints to keep."""
 
+    keep_best: bool = True
+    """Also keep the checkpoint with the best evaluation, and take one when an evaluation is."""
+
+    asynchronous: bool = True
+    """Write while training goes on, from a copy in CPU memory. false: wait, and save that copy."""
+
 
 class EvaluationSettings(Section):
-    """Greedy answers graded by a verifiable reward, and the KL to the teacher on sampled ones."""
-
-    reward: Literal["numeric"] = "numeric"
-    """How answers are graded: "numeric" compares the last number of the response."""
+    """Greedy answers graded by trainer.data.reward, and the KL to the teacher on sampled ones."""
 
     prompts: int = Field(512, ge=1)
     """Evaluation prompts before the first step and after the last, from the file's start."""
@@ -96,6 +70,65 @@ class EvaluationSettings(Section):
 
     interim_prompts: int = Field(128, ge=1)
     """Prompts of an evaluation in between."""
+
+
+class ScaleSettings(Section):
+    """How one student is spread over processes and fitted into memory."""
+
+    ranks: int = Field(1, ge=1)
+    """Processes the trainer starts on this machine, each with its shard of weights, gradients and
+    optimiser state (FSDP2). Over several machines start it with torchrun, which overrides this."""
+
+    packing: bool = True
+    """Several sequences in a row, each prompt once for all its samples. false, or an architecture
+    that does not admit it: every sequence whole in a row of its own, padded."""
+
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the passes and of published weights. The weights that are trained, gradient sums and
+    optimiser state are float32 always: bfloat16 swallows small updates."""
+
+    activation_checkpointing: bool = False
+    """Keep only the layers' inputs for the backward pass and compute the rest again: a third more
+    time, far less memory."""
+
+    freeze_vision_tower: bool = False
+    """Leave the image encoder as it is; the projector to the language model is trained."""
+
+
+class LoraSettings(Section):
+    """Low-rank adapters (LoRA, arXiv 2106.09685) through peft. Only they are trained, saved and
+    published."""
+
+    rank: int = Field(0, ge=0)
+    """Of the updates; 0: no adapters, all weights are trained."""
+
+    alpha: float = Field(16.0, gt=0)
+    """Updates are scaled by alpha / rank."""
+
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of the modules that get one, such as q_proj; all-linear: every linear layer of the
+    language decoder."""
+
+
+class GuardSettings(Section):
+    """What stops a run that collapses, by name. Each limit holds for `patience` steps in a row."""
+
+    patience: int = Field(3, ge=1)
+    """Steps in a row beyond a limit before the run stops."""
+
+    repetition: float | None = Field(0.5, gt=0, le=1)
+    """Largest mean share of response tokens that repeat the one 1 to 8 places before them; null:
+    no limit. Natural text has about 0.05."""
+
+    clamped: float | None = Field(0.9, gt=0, le=1)
+    """Largest share of tokens whose k the clamp cuts; null: no limit."""
+
+    truncated: float | None = Field(None, gt=0, le=1)
+    """Largest share of responses cut at max_new_tokens; null: no limit, as short caps can be
+    meant."""
+
+    entropy: float | None = Field(None, ge=0)
+    """Smallest mean entropy of the student, nats; null: no limit."""
 
 
 class TrainerSettings(Section):
@@ -114,11 +147,18 @@ class TrainerSettings(Section):
     estimator: EstimatorSettings = EstimatorSettings()
     loss: LossSettings = LossSettings()
     optimiser: OptimiserSettings = OptimiserSettings()
+    scale: ScaleSettings = ScaleSettings()
+    lora: LoraSettings = LoraSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    guards: GuardSettings = GuardSettings()
 
     steps: int = Field(100, ge=1)
-    """Optimiser steps of the whole run."""
+    """Rollout batches the run trains on."""
+
+    minibatches: int = Field(1, ge=1)
+    """Optimiser steps a rollout batch is split into, by prompt groups. With more than one the old
+    logprobs are of the weights before the first, and the loss's ratio and clip come into play."""
 
     prompts_per_step: int = Field(32, ge=1)
     """Prompts in a rollout batch."""
@@ -164,17 +204,23 @@ class TrainerSettings(Section):
     allow_mismatch: list[Literal["tokenizer", "eos", "image_processor"]] = Field([])
     """Differences between student and teacher that are accepted, by name."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights that are trained. bfloat16 swallows small updates."""
-
     device: str = "cpu"
-    """A torch device."""
+    """A torch device; with several ranks on one machine, cuda means one each."""
 
     threads: int = Field(0, ge=0)
     """Threads torch computes with; 0 leaves its default."""
 
     trust_remote_code: bool = False
     """Run code that comes with the student's folder."""
+
+    @model_validator(mode="after")
+    def _minibatches_have_groups(self) -> TrainerSettings:
+        if self.minibatches > self.prompts_per_step:
+            raise ValueError(
+                f"minibatches {self.minibatches} must not exceed prompts_per_step "
+                f"{self.prompts_per_step}: a prompt group is never cut"
+            )
+        return self
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> TrainerSettings:

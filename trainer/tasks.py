@@ -22,6 +22,7 @@ class TaskMaker:
         seed: the run's; with step and slot it seeds a task's sampling, whatever the incarnation.
         max_new_tokens: longest response.
         eos_ids, suppressed_ids: see common.proto, SamplingSettings.
+        named_top_k: ids that workers name at each token of a training rollout; 0: none.
     """
 
     run: str
@@ -30,6 +31,7 @@ class TaskMaker:
     max_new_tokens: int
     eos_ids: Sequence[int]
     suppressed_ids: Sequence[int]
+    named_top_k: int = 0
 
     def make(
         self,
@@ -57,6 +59,7 @@ class TaskMaker:
                 eos_ids=encode_ids(self.eos_ids),
                 suppressed_ids=encode_ids(self.suppressed_ids),
                 seed=_seed(self.seed, kind, step, slot),
+                named_top_k=self.named_top_k if kind == queue_pb2.TASK_KIND_TRAIN else 0,
             ),
         )
 

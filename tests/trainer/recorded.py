@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from modeling.load import load_model
-from preceptor.codec import encode_ids, prompt_message
+from preceptor.codec import decode_ids, encode_ids, prompt_message
 from preceptor.policy import Version
 from preceptor.v1 import common_pb2, queue_pb2
+from tests.tiny_models import BOS, IMAGE, LLAVA_FEATURES, draw_image
+from trainer.crew import Crew
 from trainer.groups import Group, Sample
-from trainer.settings import EstimatorSettings, LossSettings, OptimiserSettings
-from trainer.step import train_step
-from trainer.student import Student
+from trainer.settings import OptimiserSettings, TrainerSettings
+from trainer.student import ALONE, Student
 
 VOCABULARY = range(5, 96)
 STEPS = 12
@@ -53,7 +56,9 @@ def make_sample(index: int, ids, teacher, mask=None) -> Sample:
         mask=np.ones(len(ids), bool) if mask is None else np.asarray(mask, bool),
         truncated=False,
         version=Version(0, 0),
+        named_ids=np.empty((len(ids), 0), np.int32),
         teacher=np.asarray(teacher, dtype=np.float32),
+        named_teacher=np.empty((len(ids), 0), np.float32),
     )
 
 
@@ -67,20 +72,54 @@ def make_groups(step: int, slots: int = 4, samples: int = 3) -> list[Group]:
         for index in range(samples):
             count = random.integers(1, 12)
             ids = random.choice(VOCABULARY, count)
-            rows.append(make_sample(index, ids, -random.exponential(3.0, count)))
+            sample = make_sample(index, ids, -random.exponential(3.0, count))
+            rows.append(replace(sample, reward=float(random.integers(2))))
         groups.append(Group(make_task(step, slot, samples=samples, prompt=prompt), tuple(rows)))
     return groups
 
 
-def run_step(student: Student, groups, step: int = 0, micro_batch_tokens: int = 10**6, **loss):
-    return train_step(
-        student,
-        groups,
-        step,
-        estimator=EstimatorSettings(),
-        loss=LossSettings(**loss),
+def with_images(groups: list[Group]) -> list[Group]:
+    """The groups with an image in front of the prompt, but for every second one."""
+    changed = []
+    for index, group in enumerate(groups):
+        if index % 2 == 0:
+            prompt = decode_ids(group.task.prompt.token_ids).tolist()
+            task = queue_pb2.PromptTask()
+            task.CopyFrom(group.task)
+            ids = [BOS, *[IMAGE] * LLAVA_FEATURES, *prompt]
+            task.prompt.CopyFrom(prompt_message(ids, [draw_image(index)]))
+            group = replace(group, task=task)
+        changed.append(group)
+    return changed
+
+
+def run_step(
+    student: Student,
+    groups,
+    step: int = 0,
+    micro_batch_tokens: int = 10**6,
+    minibatches: int = 1,
+    estimator: dict | None = None,
+    **loss,
+):
+    settings = TrainerSettings(
+        student="unused",
+        data={"train": "unused"},
+        prompts_per_step=len(groups),
+        steps=STEPS,
+        max_new_tokens=12,
+        minibatches=minibatches,
         micro_batch_tokens=micro_batch_tokens,
+        estimator=estimator or {},
+        loss=loss,
     )
+    return Crew(ALONE, student, settings).train(groups, step)
+
+
+def own_logprobs(student: Student, groups: list[Group]) -> list[torch.Tensor]:
+    """The student's logprobs, one vector a sample."""
+    flat = student.scores([group.tokens for group in groups]).logprobs_T
+    return list(flat.split([len(one.ids) for group in groups for one in group.samples]))
 
 
 def weights_of(student: Student) -> dict[str, np.ndarray]:

@@ -17,10 +17,12 @@ from preceptor.codec import encode_ids, encode_logprobs
 from preceptor.queue import RolloutQueue
 from preceptor.v1 import queue_pb2
 from tests.client.scripted_teacher import ScriptedTeacher, serving
+from trainer.crew import Crew
 from trainer.data import Prompt
 from trainer.loop import Prompts, Run
+from trainer.rewards import load_reward
 from trainer.settings import TrainerConfig
-from trainer.student import Student
+from trainer.student import ALONE, Student
 
 STEPS, PROMPTS, SAMPLES = 5, 2, 2
 EOS = 2
@@ -87,7 +89,7 @@ class SmallLoop:
         self.stop = threading.Event()
         self._model, self._client, self._address = model, client, address
 
-    def run(self, evaluation: int = 0, **trainer: object) -> Run:
+    def run(self, evaluation: int = 0, **changes: object) -> Run:
         """A run that was not started yet. Prompts have answers; `evaluation` of them are graded."""
         settings = {
             "student": self._model,
@@ -100,18 +102,21 @@ class SmallLoop:
             # The scripted teacher is certain of everything, a random student of nothing.
             "estimator": {"clip": 100.0},
             "checkpoint": {"every_steps": 2},
-            **trainer,
+            **changes,
         }
         config = TrainerConfig(
             run={"name": "loop", "dir": self.folder, "seed": 1}, trainer=settings
         )
-        student = Student(load_model(self._model), config.trainer.optimiser, config.trainer.steps)
+        trainer = config.trainer
+        student = Student(
+            load_model(self._model), trainer.optimiser, trainer.steps, lora=trainer.lora
+        )
         prompts = [Prompt(np.array([7, 8, 9 + i]), (), "12", "") for i in range(8)]
         self.stop.clear()
         return Run(
             config,
-            student,
-            Prompts(prompts, prompts[:evaluation]),
+            Crew(ALONE, student, config.trainer),
+            Prompts(prompts, prompts[:evaluation], load_reward("numeric")),
             RolloutQueue(self._client, "loop", "trainer"),
             TeacherClient(self._address, student="s"),
             self.stop,

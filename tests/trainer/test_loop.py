@@ -163,7 +163,7 @@ def test_a_restarted_run_cannot_change_what_its_step_means(loop, worker):
 @pytest.mark.pitfall("A8")
 def test_three_gradients_that_are_not_finite_stop_the_run_and_one_does_not(loop, worker):
     run = loop.run()
-    parameter = next(iter(run._student.parameters.values()))
+    parameter = next(iter(run._crew.student.parameters.values()))
     bad = {2}
     parameter.register_hook(lambda g: g * torch.nan if run._step in bad else g)
     assert run.run() is True
@@ -175,7 +175,7 @@ def test_three_gradients_that_are_not_finite_stop_the_run_and_one_does_not(loop,
 @pytest.mark.pitfall("A8")
 def test_a_run_of_bad_gradients_ends_before_it_publishes_or_saves_them(loop, worker):
     run = loop.run()
-    parameter = next(iter(run._student.parameters.values()))
+    parameter = next(iter(run._crew.student.parameters.values()))
     parameter.register_hook(lambda g: g * torch.nan if run._step >= 2 else g)
     with pytest.raises(NonFiniteRun, match="3 steps in a row"):
         run.run()

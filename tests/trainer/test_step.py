@@ -12,10 +12,12 @@ from tests.trainer.recorded import (
     make_sample,
     make_student,
     make_task,
+    own_logprobs,
     run_step,
     weights_of,
 )
 from trainer.groups import Group
+from trainer.rollout_metrics import rollout_metrics
 from trainer.step import NothingToTrain
 
 
@@ -65,7 +67,7 @@ def test_a_student_scored_by_itself_has_no_kl(llama):
     student = make_student(llama)
     groups = make_groups(0)
     with torch.no_grad():
-        rows = iter(student.logprobs([group.tokens for group in groups]))
+        rows = iter(own_logprobs(student, groups))
     own = [
         replace(
             group, samples=tuple(replace(one, teacher=next(rows).numpy()) for one in group.samples)
@@ -90,7 +92,7 @@ def test_a_lone_eos_trains_and_an_empty_response_is_dropped(llama):
     ]
     student = make_student(llama)
     before = weights_of(student)
-    metrics = run_step(student, batch).metrics
+    metrics = rollout_metrics(batch) | run_step(student, batch).metrics
     assert metrics["sequences"] == 2
     assert metrics["tokens"] == 4
     assert metrics["dropped"] == 4
@@ -128,8 +130,8 @@ def test_what_is_logged_of_lengths_and_kl_is_of_the_samples_and_not_of_the_clamp
     student = make_student(llama)
     batch = [Group(make_task(), (cut, short))]
     with torch.no_grad():
-        old = torch.cat(student.logprobs([batch[0].tokens]))
-    metrics = run_step(student, batch).metrics
+        old = torch.cat(own_logprobs(student, batch))
+    metrics = rollout_metrics(batch) | run_step(student, batch).metrics
     assert metrics["truncated"] == 0.5
     assert metrics["response_tokens_mean"] == 3.0
     wanted = float(old.mean()) + (300.0 + 5 * 1.0) / 6

@@ -1,4 +1,4 @@
-"""Verifiable rewards: was the answer right?"""
+"""Rewards that need nothing but the text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import math
 import re
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def exact(response: str, answer: str) -> float:
+    """1.0 if the response is the answer, white space around both aside, else 0.0."""
+    return float(response.strip() == answer.strip())
 
 
 def numeric(response: str, answer: str) -> float:

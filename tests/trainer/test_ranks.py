@@ -1,0 +1,109 @@
+"""The same batch gives the same statistics, loss, gradients and weights on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.tiny_models import make_llama, make_llava
+from tests.trainer import rank_scenarios
+from tests.trainer.rank_scenarios import LEARNING_RATE, SCENARIOS
+from trainer.ranks import loopback
+from trainer.world import STORE_VARIABLE, World
+
+pytestmark = pytest.mark.slow
+RANKS = (2, 4)
+
+
+def start(arguments, ranks, folder):
+    environment = os.environ | {
+        STORE_VARIABLE: str(folder / "store"),
+        "WORLD_SIZE": str(ranks),
+        "GLOO_SOCKET_IFNAME": loopback(),
+        "OMP_NUM_THREADS": "1",
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {"llama": make_llama(folder / "llama"), "llava": make_llava(folder / "llava")}
+
+
+@pytest.fixture(scope="module")
+def results(models, tmp_path_factory) -> dict[int, Path]:
+    """By number of ranks, the folder with every scenario's outcome."""
+    folder = tmp_path_factory.mktemp("ranks")
+    given = [f"{name}={path}" for name, path in models.items()]
+    for ranks in RANKS:
+        place = folder / str(ranks)
+        place.mkdir()
+        parts = start(["tests.trainer.rank_scenarios", str(place / "out"), *given], ranks, place)
+        try:
+            outputs = [part.communicate(timeout=240)[0] for part in parts]
+        finally:
+            for part in parts:
+                part.kill()
+        assert [part.returncode for part in parts] == [0] * ranks, "\n".join(outputs)[-3000:]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name, scenario in SCENARIOS.items():
+        rank_scenarios.run(scenario, models, World(0, 1), folder / "1" / "out" / name)
+    torch.set_num_threads(threads)
+    return {ranks: folder / str(ranks) / "out" for ranks in (1, *RANKS)}
+
+
+def outcome(folder, name):
+    tensors = load_file(folder / name / "tensors")
+    return json.loads((folder / name / "metrics.json").read_text()), tensors
+
+
+def largest_difference(one, other, kind):
+    assert one.keys() == other.keys()
+    return max(
+        float((one[name] - other[name]).abs().max()) for name in one if name.startswith(kind)
+    )
+
+
+@pytest.mark.pitfall("A2")
+@pytest.mark.pitfall("A3")
+@pytest.mark.parametrize("ranks", (1, *RANKS))
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ranks_agree_with_one_process(results, name, ranks):
+    scenario = SCENARIOS[name]
+    wanted_metrics, wanted = outcome(results[1], scenario.same_as or name)
+    metrics, tensors = outcome(results[ranks], name)
+    for step, values in enumerate(wanted_metrics):
+        assert metrics[step].keys() == values.keys()
+        for key, value in values.items():
+            assert metrics[step][key] == pytest.approx(value, rel=1e-4, abs=2e-6), key
+    scale = max(1.0, *(float(one.abs().max()) for one in wanted.values()))
+    assert largest_difference(wanted, tensors, "gradients") < 1e-6 * scale
+    adam = scenario.settings.get("optimiser", {}).get("name") != "sgd"
+    tolerance = 0.05 * LEARNING_RATE if adam else 1e-6 * scale
+    assert largest_difference(wanted, tensors, "weights") < tolerance
+
+
+def test_the_scenarios_move_the_weights(results, models):
+    """What is compared above is not nothing."""
+    for name in SCENARIOS:
+        _, tensors = outcome(results[1], name)
+        gradients = [one for key, one in tensors.items() if key.startswith("gradients/")]
+        assert max(float(one.abs().max()) for one in gradients) > 1e-4, name

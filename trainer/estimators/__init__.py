@@ -1,0 +1,1 @@
+"""From the teacher's marks and verifiable rewards to advantages; estimate.py is the entry."""
