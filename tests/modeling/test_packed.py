@@ -51,7 +51,8 @@ def test_gradients_equal_the_plain_ones(load, name, path):
     theirs = gradients(flatten(plain_logprobs(loaded, groups)))
     assert ours.keys() == theirs.keys()
     for key, value in theirs.items():
-        torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-5)
+        # As a whole: sums over many patches leave small entries with the rounding of large ones.
+        assert (ours[key] - value).norm() <= 1e-4 * value.norm() + 1e-5, key
 
 
 @torch.no_grad()
