@@ -18,14 +18,10 @@ from PIL import Image
 from torch import Tensor
 from transformers.image_processing_utils import BaseImageProcessor
 
+from modeling.image_limits import MAX_ASPECT, MAX_BYTES, MAX_PIXELS
 from modeling.load import LoadedModel
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-MAX_BYTES = 20 * 2**20
-MAX_PIXELS = 2**22
-# Longer to shorter side. Beyond, a processor that resizes the shorter side to a fixed length would
-# unfold a few kilobytes into gigabytes.
-MAX_ASPECT = 200
 # What Pillow's decoders raise on damaged files.
 DAMAGED = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError)
 

@@ -7,18 +7,24 @@ that declares the field, nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings.sources import CliSettingsSource
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-
-class ConfigError(ValueError):
-    """A settings file that cannot be read."""
+from preceptor.config_errors import ConfigError, explain, suggestion
+from preceptor.config_names import setting_names, settings_of
+from preceptor.overrides import PREFIX, parse_overrides
 
 
 class Section(BaseModel):
@@ -62,8 +68,9 @@ class RunConfig(BaseSettings):
     """A whole RUN.yaml. Subclasses replace a section's dict by a typed Section."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PRECEPTOR_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
+        env_parse_none_str="null",
         extra="forbid",
         use_attribute_docstrings=True,
     )
@@ -88,37 +95,127 @@ class RunConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment wins over the file, which arrives as init arguments."""
-        return env_settings, init_settings
+        """`load` has laid the sources over each other already."""
+        return (init_settings,)
 
     @classmethod
-    def load(cls, path: Path | None, arguments: list[str] | None = None) -> Self:
-        """Read a settings file and apply the environment and command line on top.
+    def load(cls, path: Path | None, arguments: Sequence[str] = ()) -> Self:
+        """Read a settings file and lay the environment and the command line over it.
 
         Args:
             path: the RUN.yaml; None leaves environment, command line and defaults.
             arguments: command-line overrides such as ["--trainer.steps", "10"].
 
         Raises:
-            ConfigError: the file is missing or no YAML mapping.
-            pydantic.ValidationError: unknown keys or values out of range.
+            ConfigError: the file is missing or no YAML mapping; a key is unknown, a value out of
+                range, or settings contradict each other.
         """
-        values: dict[str, Any] = {}
-        if path is not None:
-            values = _read_yaml(path)
-        command_line: CliSettingsSource = CliSettingsSource(
-            cls, cli_parse_args=arguments or [], cli_prog_name="preceptor", cli_avoid_json=False
-        )
-        return cls(_cli_settings_source=command_line, **values)
+        values = _read_yaml(path) if path is not None else {}
+        values = _overlaid(values, _Overrides(cls, arguments)())
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(error, cls)) from error
 
-    def resolved(self) -> str:
-        """All settings as YAML, for people; a password in a URL is left out."""
+    def resolved(self) -> dict[str, Any]:
+        """All settings, for people and to be loaded again.
+
+        A password in a URL is left out, and so is what nobody set and each start chooses anew.
+        """
         values = self.model_dump(mode="json")
+        for path, declared in settings_of(type(self)):
+            if declared.default_factory is not None:
+                _drop_unset(self, values, path)
         parts = urlsplit(self.redis.url)
         if parts.password is not None:
             place = parts.netloc.rpartition("@")[2]
             values["redis"]["url"] = parts._replace(netloc=f"***@{place}").geturl()
-        return yaml.safe_dump(values, sort_keys=False)
+        return values
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """As a RUN.yaml, in order."""
+    return yaml.safe_dump(dict(values), sort_keys=False)
+
+
+class _Overrides(EnvSettingsSource):
+    """The environment, with a command line's overrides as if they stood in it."""
+
+    def __init__(self, settings_cls: type[RunConfig], arguments: Sequence[str]) -> None:
+        super().__init__(settings_cls)
+        given = {
+            one.variable.lower(): None if one.value == "null" else one.value
+            for one in parse_overrides(arguments)
+        }
+        self.env_vars = {**self.env_vars, **given}
+        self._refuse_unknown_sections(settings_cls)
+        self._refuse_settings_of_a_scalar()
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """A section or list as JSON; text that is none is left to validation, which knows more: a
+        name alone can stand for an estimator."""
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
+
+    def _refuse_unknown_sections(self, settings_cls: type[RunConfig]) -> None:
+        # A double underscore makes a setting. Variables without one are somebody else's: Kubernetes
+        # injects PRECEPTOR_REDIS_PORT into every container beside a service "preceptor-redis".
+        prefix = PREFIX.lower()
+        for name in sorted(self.env_vars):
+            section, nested, _ = name.removeprefix(prefix).partition("__")
+            if name.startswith(prefix) and nested and section not in settings_cls.model_fields:
+                raise ConfigError(
+                    f"the environment has {name.upper()}, but RUN.yaml has no section {section!r}; "
+                    + suggestion((section,), setting_names(settings_cls))
+                )
+
+    def _refuse_settings_of_a_scalar(self) -> None:
+        # --trainer.estimator=grpo beside --trainer.estimator.clip=1: one would silently go.
+        for name in sorted(self.env_vars):
+            above, nested, _ = name.rpartition("__")
+            value = self.env_vars.get(above)
+            mapping = value is not None and value.lstrip().startswith("{")
+            if (
+                name.startswith(PREFIX.lower())
+                and nested
+                and above in self.env_vars
+                and not mapping
+            ):
+                one, other = (_dotted(each) for each in (above, name))
+                raise ConfigError(f"{one} = {value} and {other} cannot both be set; leave one out")
+
+
+def _dotted(variable: str) -> str:
+    return variable.removeprefix(PREFIX.lower()).replace("__", ".")
+
+
+def _overlaid(below: dict[str, Any], above: Mapping[str, Any], name: str = "") -> dict[str, Any]:
+    """The mappings' union, key by key at every depth, `above` winning."""
+    result = dict(below)
+    for key, value in above.items():
+        path = f"{name}.{key}".lstrip(".")
+        old = below.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            result[key] = _overlaid(old, value, path)
+        elif isinstance(value, dict) and old is not None:
+            # `estimator: grpo` and --trainer.estimator.clip: neither may silently go.
+            raise ConfigError(
+                f"{path}.{next(iter(value))} cannot be laid over {path}: {old!r} of the file; "
+                f"write {path} as a mapping there"
+            )
+        else:
+            result[key] = value
+    return result
+
+
+def _drop_unset(model: BaseModel, values: dict[str, Any], path: tuple[str, ...]) -> None:
+    *above, last = path
+    for key in above:
+        model, values = getattr(model, key), values[key]
+    if last not in model.model_fields_set:
+        del values[last]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

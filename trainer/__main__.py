@@ -14,7 +14,6 @@ import threading
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 from transformers.utils.logging import disable_progress_bar
 
 from modeling.card import describe_model
@@ -22,7 +21,8 @@ from modeling.compat import IncompatibleTeacher, check_compatible
 from modeling.head import UnsupportedModel
 from modeling.load import LoadedModel, ModelError, load_model
 from preceptor.client import TeacherClient
-from preceptor.config import ConfigError
+from preceptor.config import as_yaml
+from preceptor.config_errors import ConfigError
 from preceptor.lock import RunFolderBusy, run_folder_lock
 from preceptor.manifest import replace_text
 from preceptor.queue import RolloutQueue
@@ -50,7 +50,6 @@ STOPPED = 128 + signal.SIGTERM
 # Starting again from the same settings, data and checkpoint would end the same way.
 DETERMINISTIC = (
     ConfigError,
-    ValidationError,
     DataError,
     RewardError,
     ModelError,
@@ -138,7 +137,7 @@ def _run(config: TrainerConfig, crew: Crew, prompts: Prompts, teacher: TeacherCl
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: stop.set())
     run = Run(config, crew, prompts, queue, teacher, stop)
-    replace_text(config.run.dir / "config.yaml", config.resolved())
+    replace_text(config.run.dir / "config.yaml", as_yaml(config.resolved()))
     return 0 if run.run() else STOPPED
 
 

@@ -20,7 +20,7 @@ class DataSettings(Section):
     outcome rewards learns from them."""
 
     evaluation: str | None = None
-    """Source of the evaluation prompts; they need answers. None: no evaluation."""
+    """Source of the evaluation prompts; they need answers. null: no evaluation."""
 
     overlong: Literal["error", "drop"] = "error"
     """Prompts that leave no room for max_new_tokens: stop, or leave them out and say how many."""

@@ -20,7 +20,7 @@ class EstimatorSettings(Section):
     name: Literal["gndpo", "opd", "opd_raw", "grpo"] = "gndpo"
     """gndpo: clamped teacher - old differences (k), whitened over the whole batch. opd: clamped
     only. opd_raw: as they are; tokens the teacher finds impossible are left out and counted. grpo:
-    verifiable rewards, normalised in each prompt group; needs no teacher."""
+    verifiable rewards, normalised in each prompt group; the teacher's marks are only logged."""
 
     clip: float | None = Field(5.0, gt=0)
     """k is clamped to [-clip, +clip] nats before anything else. null: no clamp; tokens the teacher

@@ -118,7 +118,7 @@ class GuardSettings(Section):
 
     repetition: float | None = Field(0.5, gt=0, le=1)
     """Largest mean share of response tokens that repeat the one 1 to 8 places before them; null:
-    no limit. Natural text has about 0.05."""
+    no limit."""
 
     clamped: float | None = Field(0.9, gt=0, le=1)
     """Largest share of tokens whose k the clamp cuts; null: no limit."""
@@ -173,14 +173,14 @@ class TrainerSettings(Section):
     """Steps a response's policy may lie behind the one that trains on it. It is also how many
     steps' tasks are issued ahead."""
 
-    temperature: Literal[1] = 1
+    temperature: float = Field(1.0, ge=1, le=1)
     """Training samples come from the student's own distribution: the estimator's expectation is
     taken under it. Anything but temperature 1, top-p 1 and no top-k is refused."""
 
-    top_p: Literal[1] = 1
+    top_p: float = Field(1.0, ge=1, le=1)
     """See temperature."""
 
-    top_k: Literal[0] = 0
+    top_k: int = Field(0, ge=0, le=0)
     """See temperature."""
 
     micro_batch_tokens: int = Field(65536, ge=1)

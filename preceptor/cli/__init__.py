@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from preceptor.cli import parts, report, score, up
+from preceptor.cli import config, parts, report, score, up
 
 app = typer.Typer(
     help="Teacher-as-a-service for on-policy distillation.",
@@ -38,3 +38,4 @@ up.add_to(app)
 parts.add_to(app)
 score.add_to(app)
 report.add_to(app)
+config.add_to(app)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
-from preceptor.cli.failure import explain, fail
+from preceptor.cli.failure import fail
 from preceptor.cli.parts import ROLLOUT, TEACHER, TRAINER, require
-from preceptor.config import ConfigError
+from preceptor.config_errors import ConfigError
 from preceptor.embedded_redis import RedisMissing
 from preceptor.launch.errors import LaunchError, PartFailed
 from preceptor.lock import RunFolderBusy
@@ -31,7 +30,8 @@ def up(
     """Start a whole run here (Redis, teacher, rollout workers, trainer) and watch it to its end.
 
     Settings of the file are overridden after it: --trainer.steps 10 --launch.rollout_workers 2.
-    Logs are in the run folder. Ctrl-C ends everything, a second one at once.
+    `preceptor config settings` lists them. Logs are in the run folder. Ctrl-C ends everything, a
+    second one at once.
     """
     # Imported here: the other commands need no Redis.
     from preceptor.launch.up import read_settings
@@ -39,14 +39,14 @@ def up(
 
     try:
         config, overrides = read_settings(file, context.args)
-        require(TRAINER)
-        if config.launch.teacher:
-            require(TEACHER)
-        if config.launch.rollout_workers:
-            require(ROLLOUT)
+        parts = [TRAINER]
+        parts += [TEACHER] if config.launch.teacher else []
+        parts += [ROLLOUT] if config.launch.rollout_workers else []
+        for part in parts:
+            require(part)
+            # Before anything starts: a typo should not cost the loading of three models.
+            part.config_class().load(file, context.args)
         code = launch(file, config, overrides, Console())
-    except ValidationError as error:
-        fail(explain(error))
     except (ConfigError, LaunchError, RedisMissing, RunFolderBusy, OSError) as error:
         fail(str(error))
     except PartFailed as error:

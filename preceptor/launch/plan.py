@@ -11,9 +11,9 @@ from pathlib import Path
 from preceptor.embedded_redis import HOST, free_port, redis_command
 from preceptor.launch.child import Part
 from preceptor.launch.errors import LaunchError
-from preceptor.launch.overrides import Override, variable
 from preceptor.launch.probes import redis_answers, teacher_serves, worker_works
 from preceptor.launch.settings import LaunchConfig
+from preceptor.overrides import Override, variable
 from preceptor.queue import RolloutQueue, connect
 from preceptor.redis_connection import address_of
 

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from preceptor.launch.errors import PartFailed
 from preceptor.launch.metrics import METRICS_FILE
-from preceptor.launch.overrides import OWN_SECTIONS, Override, parse_overrides
 from preceptor.launch.plan import make_plan
 from preceptor.launch.settings import LaunchConfig
 from preceptor.launch.supervisor import Supervisor
 from preceptor.launch.view import RunView
 from preceptor.lock import run_folder_lock
+from preceptor.overrides import Override, parse_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +32,9 @@ def read_settings(file: Path, arguments: Sequence[str]) -> tuple[LaunchConfig, l
     """The launcher's settings, and the overrides that all parts are to see.
 
     Raises:
-        LaunchError, ConfigError, pydantic.ValidationError: they cannot be read.
+        ConfigError: they cannot be read.
     """
-    overrides = parse_overrides(arguments)
-    own = [override.argument for override in overrides if override.path[0] in OWN_SECTIONS]
-    return LaunchConfig.load(file, own), overrides
+    return LaunchConfig.load(file, arguments), parse_overrides(arguments)
 
 
 def up(file: Path, config: LaunchConfig, overrides: Sequence[Override], console: Console) -> int:

@@ -11,13 +11,12 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from pydantic import ValidationError
 from transformers.utils.logging import disable_progress_bar
 
 from modeling.head import UnsupportedModel
 from modeling.load import ModelError, load_model
 from modeling.sharing import check_sharing
-from preceptor.config import ConfigError
+from preceptor.config_errors import ConfigError
 from preceptor.policy import PolicyStore
 from preceptor.queue import RolloutQueue
 from services.rollout.heartbeat import Heartbeat, Status
@@ -47,7 +46,7 @@ def main(arguments: list[str]) -> int:
         stop = threading.Event()
         _stop_on_signals(stop, config.rollout.stop_seconds)
         run(config, stop)
-    except (ConfigError, ValidationError, ModelError, UnsupportedModel) as error:
+    except (ConfigError, ModelError, UnsupportedModel) as error:
         print(f"rollout: {error}", file=sys.stderr)
         return UNUSABLE
     logger.info("stopped")

@@ -8,12 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
 from transformers.utils.logging import disable_progress_bar
 
 from modeling.head import UnsupportedModel
 from modeling.load import ModelError
-from preceptor.config import ConfigError
+from preceptor.config_errors import ConfigError
 from services.teacher.server import EngineDied, serve
 from services.teacher.settings import TeacherConfig
 
@@ -35,7 +34,7 @@ def main(arguments: list[str]) -> int:
         logging.shutdown()
         # The engine's thread may hang, and an orderly exit would wait for those that wait for it.
         os._exit(1)
-    except (ConfigError, ValidationError, ModelError, UnsupportedModel) as error:
+    except (ConfigError, ModelError, UnsupportedModel) as error:
         logger.error("%s", error)
         # Starting again would end the same way; the launcher does not try.
         return 2

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from modeling.images import MAX_BYTES, MAX_PIXELS
+from modeling.image_limits import MAX_BYTES, MAX_PIXELS
 from preceptor.config import RunConfig, Section
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from preceptor.config import RunConfig
-from preceptor.launch.errors import LaunchError
-from preceptor.launch.overrides import parse_overrides
+from preceptor.config_errors import ConfigError
+from preceptor.overrides import parse_overrides
 
 
 def test_both_spellings_become_environment_variables():
@@ -48,5 +48,5 @@ def test_a_negative_number_is_a_value():
     ],
 )
 def test_what_is_no_override_is_refused_by_name(arguments, words):
-    with pytest.raises(LaunchError, match=words):
+    with pytest.raises(ConfigError, match=words):
         parse_overrides(arguments)

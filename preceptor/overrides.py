@@ -1,7 +1,7 @@
-"""--section.key overrides of `preceptor up`, as the environment variables that carry them.
+"""--section.key overrides of a command line, and the environment variables that say the same.
 
-The environment beats the file in every part, so a part needs no command line of its own, and each
-override is validated by the part that owns the setting.
+An override is read as if it stood in the environment, so that one rule reads both, and `preceptor
+up` hands its own on to the parts as variables: each is validated by the part that owns the setting.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from preceptor.config import RunConfig
-from preceptor.launch.errors import LaunchError
+from preceptor.config_errors import ConfigError
 
-SECTIONS = tuple(RunConfig.model_fields)
-# The launcher reads these sections itself.
-OWN_SECTIONS = ("run", "redis", "launch")
+PREFIX = "PRECEPTOR_"
+SECTIONS = ("run", "redis", "launch", "teacher", "rollout", "trainer")
 
 # Names as they come back from an environment variable: lower case, no double underscore.
 _KEY = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -23,11 +21,11 @@ _KEY = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Override:
-    """One setting given on the command line.
+    """One setting given outside the file.
 
     Attributes:
         path: section first, such as ("trainer", "steps").
-        value: as typed; lists and mappings as JSON.
+        value: as typed; lists, mappings and null as JSON.
     """
 
     path: tuple[str, ...]
@@ -51,25 +49,25 @@ class Override:
 
 def variable(*path: str) -> str:
     """The environment variable of a setting: ("trainer", "steps") -> PRECEPTOR_TRAINER__STEPS."""
-    return "PRECEPTOR_" + "__".join(path).upper()
+    return PREFIX + "__".join(path).upper()
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     """Read `--section.key value` and `--section.key=value`, in any mixture.
 
     Raises:
-        LaunchError: no override, no value, or a section that RUN.yaml does not have.
+        ConfigError: no override, no value, or a section that RUN.yaml does not have.
     """
     overrides: list[Override] = []
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--"):
-            raise LaunchError(f"{argument!r} is no override; write --section.key value")
+            raise ConfigError(f"{argument!r} is no override; write --section.key value")
         name, equals, value = argument[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise LaunchError(f"--{name} has no value; write --{name} VALUE or --{name}=VALUE")
+                raise ConfigError(f"--{name} has no value; write --{name} VALUE or --{name}=VALUE")
             value = rest.pop(0)
         overrides.append(Override(_path(name), value))
     return overrides
@@ -78,11 +76,11 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
 def _path(name: str) -> tuple[str, ...]:
     path = tuple(name.split("."))
     if path[0] not in SECTIONS:
-        raise LaunchError(
+        raise ConfigError(
             f"--{name}: RUN.yaml has no section {path[0]!r}; sections are {', '.join(SECTIONS)}"
         )
     if len(path) < 2 or not all(_KEY.fullmatch(key) for key in path):
-        raise LaunchError(
+        raise ConfigError(
             f"--{name} names no setting; write --section.key with lower-case letters, digits and "
             "single underscores, such as --trainer.steps"
         )
