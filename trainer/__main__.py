@@ -118,6 +118,11 @@ def _lead(config: TrainerConfig, world: World, device: str) -> int:
     ) as teacher:
         card = teacher.describe()
         check_compatible(describe_model(loaded), card, settings.allow_mismatch)
+        if settings.loss.top_k > card.limits.max_top_k:
+            raise ConfigError(
+                f"trainer.loss.top_k {settings.loss.top_k} exceeds what the teacher at "
+                f"{settings.teacher} answers, {card.limits.max_top_k} (its teacher.max_top_k)"
+            )
         limit = min(loaded.max_sequence_tokens, card.max_sequence_tokens)
         # Before the weights are sharded: the model itself says how many features an image has.
         prompts = _read(settings, loaded, limit)

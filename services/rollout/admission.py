@@ -52,6 +52,7 @@ def _sampling(message: common_pb2.SamplingSettings) -> Sampling:
         temperature=message.temperature,
         top_p=message.top_p,
         top_k=message.top_k,
+        named_top_k=message.named_top_k,
     )
 
 

@@ -26,6 +26,7 @@ class Sampling:
         temperature: 0 is greedy.
         top_p: in (0, 1]; 1 keeps every token.
         top_k: 0 keeps every token.
+        named_top_k: the likeliest ids to report at each token, whatever was chosen; 0: none.
     """
 
     max_new_tokens: int
@@ -34,6 +35,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    named_top_k: int = 0
 
     def check(self, vocabulary: int, placeholder_id: int | None) -> None:
         """Refuse what cannot be honoured by a model with `vocabulary` ids.
@@ -55,8 +57,14 @@ class Sampling:
                 raise UnsupportedSampling(
                     f"{name} has id {outside[0]}; this model's ids lie in [0, {vocabulary})"
                 )
-        if len(set(self.suppressed_ids)) == vocabulary:
+        allowed = vocabulary - len(set(self.suppressed_ids))
+        if allowed == 0:
             raise UnsupportedSampling(f"suppressed_ids names all {vocabulary} ids")
+        if self.named_top_k > allowed:
+            raise UnsupportedSampling(
+                f"named_top_k {self.named_top_k} exceeds the {allowed} ids that are not suppressed "
+                "(trainer.loss.top_k)"
+            )
         if placeholder_id is not None and placeholder_id not in self.suppressed_ids:
             raise UnsupportedSampling(
                 f"suppressed_ids lacks the image placeholder (id {placeholder_id}); a response "

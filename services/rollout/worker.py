@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from modeling.engine_errors import ENGINE_ERRORS
 from modeling.load import LoadedModel
-from preceptor.codec import encode_ids, encode_logprobs
+from preceptor.codec import encode_id_table, encode_ids, encode_logprobs
 from preceptor.policy import Version
 from preceptor.queue import RolloutQueue
 from preceptor.v1 import common_pb2, queue_pb2
@@ -189,6 +189,7 @@ class Worker:
                 sample=index,
                 response_ids=encode_ids(one.ids),
                 behaviour_logprobs=encode_logprobs(one.logprobs),
+                named_ids=encode_id_table(one.named_ids),
                 finish_reason=queue_pb2.FINISH_REASON_STOP
                 if one.stopped
                 else queue_pb2.FINISH_REASON_LENGTH,

@@ -81,6 +81,40 @@ def test_a_run_interrupted_by_ctrl_c_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_with_everything_switched_on(tmp_path):
+    run = make_run(
+        tmp_path,
+        4,
+        scale={"ranks": 2, "activation_checkpointing": True, "freeze_vision_tower": True},
+        lora={"rank": 4},
+        minibatches=2,
+        estimator={"outcome_weight": 0.5, "statistics": "ema"},
+        loss={"correction": "truncate", "top_k": 8, "top_k_weight": 0.1},
+        evaluation={"every_steps": 2, "interim_prompts": 6},
+    )
+    process = run.start()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert sorted(ledger_keys(run)) == every_rollout_once(4)
+    steps = [row for row in run.rows("metrics.jsonl") if row["event"] == "step"]
+    assert [row["step"] for row in steps] == [0, 1, 2, 3]
+    assert all(row["top_k_kl"] > 0 for row in steps)
+    # The workers sample from base and adapters what the trainer's ranks compute.
+    assert all(row["staleness_mean"] > 0 or row["behaviour_difference"] < 1e-4 for row in steps)
+    assert processes_of(run, "any") == []
+
+
+@pytest.mark.slow
+def test_more_top_k_ids_than_the_teacher_answers_stop_the_run(tmp_path):
+    run = make_run(tmp_path, STEPS, loss={"top_k": 65, "top_k_weight": 0.1})
+    process = run.start()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, output
+    assert "trainer.loss.top_k 65 exceeds" in output
+    assert "64 (its teacher.max_top_k)" in output
+
+
+@pytest.mark.slow
 @pytest.mark.pitfall("L8")
 def test_a_teacher_with_another_tokenizer_stops_the_run_before_its_first_step(tmp_path):
     run = make_run(tmp_path, STEPS)

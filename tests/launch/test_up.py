@@ -24,7 +24,13 @@ def start(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.Pop
         "run": {"name": "fake", "dir": str(tmp_path / "run")},
         "launch": {"restart_backoff_seconds": 0.1, "stop_grace_seconds": 5},
         "teacher": {"port": 1, "model": "m"},
-        "trainer": {"steps": 3, "teacher": "nowhere:1"},
+        "rollout": {"model": "m"},
+        "trainer": {
+            "steps": 3,
+            "teacher": "nowhere:1",
+            "student": "s",
+            "data": {"train": "prompts.jsonl"},
+        },
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
     return subprocess.Popen(
@@ -64,7 +70,7 @@ def log(tmp_path: Path, part: str) -> str:
 
 def test_a_run_from_start_to_end(tmp_path):
     launcher = start(
-        tmp_path, "--trainer.steps", "5", "--trainer.a.b=x y", "--launch.rollout_workers=2"
+        tmp_path, "--trainer.steps", "5", "--trainer.student_name=x y", "--launch.rollout_workers=2"
     )
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 0, output
@@ -72,7 +78,7 @@ def test_a_run_from_start_to_end(tmp_path):
     for part in ("redis", "teacher", "rollout-0", "rollout-1"):
         assert f"{part} is ready" in output
     told = json.loads(re.search(r"^\{.*steps.*\}$", log(tmp_path, "trainer"), re.M)[0])
-    assert told["a"] == {"b": "x y"}
+    assert told["student_name"] == "x y"
     assert re.fullmatch(r"127\.0\.0\.1:\d+", told["teacher"])
     assert (tmp_path / "run" / "redis").is_dir()
 
@@ -124,7 +130,7 @@ def test_a_part_that_cannot_start_is_shown_with_its_log(tmp_path):
 
 
 def test_a_trainer_that_finds_its_settings_wrong_ends_the_run_with_its_code(tmp_path):
-    launcher = start(tmp_path, "--trainer.mismatch=1")
+    launcher = start(tmp_path, "--trainer.student_name=mismatched")
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 2
     assert "student and teacher have different tokenizers" in output
@@ -151,7 +157,8 @@ def test_two_launchers_do_not_share_a_run_folder(tmp_path):
         (["--trianer.steps", "3"], "no section 'trianer'"),
         (["--trainer.steps"], "--trainer.steps has no value"),
         (["--launch.rollout_workers", "-1"], "launch.rollout_workers"),
-        (["--launch.nope", "1"], "--launch.nope"),
+        (["--launch.nope", "1"], "launch.nope is unknown"),
+        (["--trainer.stps", "1"], "did you mean trainer.steps?"),
         (["--redis.url", "redis://elsewhere"], "--launch.redis=false"),
         (["--teacher.port", "5"], "--launch.teacher=false"),
         (["--teacher.host", "10.0.0.1"], "teacher.host is 10.0.0.1"),

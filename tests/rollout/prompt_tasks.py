@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from modeling.load import LoadedModel
-from preceptor.codec import decode_ids, decode_logprobs, encode_ids, prompt_message
+from preceptor.codec import (
+    decode_id_table,
+    decode_ids,
+    decode_logprobs,
+    encode_ids,
+    prompt_message,
+)
 from preceptor.policy import Version
 from preceptor.queue import RolloutQueue
 from preceptor.v1 import common_pb2, queue_pb2
@@ -82,6 +88,7 @@ def check_group(
         temperature=wanted.temperature,
         top_p=wanted.top_p,
         top_k=wanted.top_k,
+        named_top_k=wanted.named_top_k,
     )
     images = tuple(image.data for image in one.prompt.images)
     prompt_ids = decode_ids(one.prompt.token_ids)
@@ -93,6 +100,8 @@ def check_group(
         assert ids.tolist() == response.ids.tolist()
         logprobs = decode_logprobs(rollout.behaviour_logprobs, len(ids))
         np.testing.assert_allclose(logprobs, response.logprobs, atol=1e-4)
+        named = decode_id_table(rollout.named_ids, len(ids), wanted.named_top_k)
+        assert named.tolist() == response.named_ids.tolist()
         if ids[-1] in ends:
             assert rollout.finish_reason == queue_pb2.FINISH_REASON_STOP
         else:

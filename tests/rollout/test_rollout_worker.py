@@ -86,6 +86,7 @@ def good_tasks():
         task(2, ids=range(20, 40), samples=1),
         task(3, temperature=0.0, max_new_tokens=5),
         task(4, top_k=5, top_p=0.9, samples=5),
+        task(5, named_top_k=7),
     ]
 
 
@@ -119,7 +120,7 @@ def bad_tasks():
 @pytest.mark.pitfall("G9")
 def test_bad_tasks_are_buried_alone_and_neighbours_are_served(start, trainer, load):
     good, bad = good_tasks(), bad_tasks()
-    mixed = [one for pair in zip(bad, [*good, *[None] * 9], strict=True) for one in pair if one]
+    mixed = [one for pair in zip(bad, [*good, *[None] * 8], strict=True) for one in pair if one]
     trainer.put_tasks([one[0] if isinstance(one, tuple) else one for one in mixed])
     with start():
         groups = read_groups(trainer, len(good), 20.0)

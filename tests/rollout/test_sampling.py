@@ -70,6 +70,7 @@ def test_uniforms_depend_on_seed_and_sample_alone():
         ({"eos_ids": (96,)}, "eos_ids has id 96"),
         ({"suppressed_ids": (3, -1)}, "suppressed_ids has id -1"),
         ({"suppressed_ids": tuple(range(96))}, "all 96 ids"),
+        ({"named_top_k": 96}, r"named_top_k 96 exceeds the 95 ids .*trainer\.loss\.top_k"),
         ({"suppressed_ids": (0,)}, r"lacks the image placeholder \(id 3\)"),
     ],
 )

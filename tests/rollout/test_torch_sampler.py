@@ -84,6 +84,23 @@ def test_behaviour_logprobs_are_recomputed_plainly(load, name):
             np.testing.assert_allclose(one.logprobs, other.numpy(), atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llava"])
+def test_the_likeliest_ids_are_named_at_every_token(load, name):
+    """Whatever was chosen, and in order; as the model alone would name them."""
+    loaded = load(name)
+    request = text_request(3, 6)
+    sampling = replace(SETTINGS, temperature=1.3, top_k=4, named_top_k=5)
+    for one in generate(loaded, [request], sampling)[0]:
+        ids = torch.from_numpy(np.concatenate([request.prompt_ids, one.ids]))
+        with torch.no_grad():
+            logits_TV = loaded.model(ids[None]).logits[0, 5:-1].clone()
+        logits_TV[:, list(SUPPRESSED)] = -torch.inf
+        assert one.named_ids.dtype == np.int32
+        assert one.named_ids.tolist() == logits_TV.topk(5).indices.tolist()
+    (plain, _) = generate(loaded, [request], SETTINGS)[0]
+    assert plain.named_ids.shape == (len(plain.ids), 0)
+
+
 @pytest.mark.pitfall("L11")
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "llava"])
 def test_alone_is_as_in_a_batch_of_20(load, name):

@@ -47,11 +47,13 @@ class Sampled:
         ids: int32 [n].
         logprobs: float32 [n] nats, under the untruncated distribution at temperature 1 without the
             suppressed ids.
+        named_ids: int32 [n, named_top_k], the likeliest ids of that distribution, likeliest first.
         stopped: it ended with an EOS id; else max_new_tokens ended it.
     """
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
+    named_ids: NDArray[np.int32]
     stopped: bool
 
 
@@ -139,6 +141,7 @@ def _decode(
 
     ids_BT = torch.zeros((rows, steps), dtype=torch.int64, device=device)
     logprobs_BT = torch.zeros((rows, steps), dtype=torch.float32, device=device)
+    named_BTK = torch.zeros((rows, steps, sampling.named_top_k), dtype=torch.int64, device=device)
     lengths_B = torch.full((rows,), steps, device=device)
     stopped_B = torch.zeros(rows, dtype=torch.bool, device=device)
 
@@ -161,6 +164,8 @@ def _decode(
         chosen_R = logits_RA.gather(-1, columns_R[:, None]).squeeze(-1)
         ids_BT[rows_R, step] = tokens_R
         logprobs_BT[rows_R, step] = chosen_R - logits_RA.logsumexp(-1)
+        if sampling.named_top_k:
+            named_BTK[rows_R, step] = allowed_A[logits_RA.topk(sampling.named_top_k).indices]
         ended_R = running_R & ends_A[columns_R]
         lengths_B[rows_R[ended_R]] = step + 1
         stopped_B[rows_R[ended_R]] = True
@@ -187,14 +192,20 @@ def _decode(
         )
         hidden_RD = output.last_hidden_state[:, -1]
         positions_R1 = positions_R1 + 1
-    return _cut(loaded, ids_BT, logprobs_BT, lengths_B, stopped_B)
+    return _cut(loaded, ids_BT, logprobs_BT, named_BTK, lengths_B, stopped_B)
 
 
 def _cut(
-    loaded: LoadedModel, ids_BT: Tensor, logprobs_BT: Tensor, lengths_B: Tensor, stopped_B: Tensor
+    loaded: LoadedModel,
+    ids_BT: Tensor,
+    logprobs_BT: Tensor,
+    named_BTK: Tensor,
+    lengths_B: Tensor,
+    stopped_B: Tensor,
 ) -> list[Sampled]:
     """Each row up to where it ended."""
     ids = ids_BT.to("cpu", torch.int32).numpy()
+    named = named_BTK.to("cpu", torch.int32).numpy()
     # log p may round to just above 0; the contract knows no such logprob.
     logprobs = logprobs_BT.clamp_max(0.0).cpu().numpy()
     rows = []
@@ -203,5 +214,7 @@ def _cut(
     ):
         if np.isnan(logprobs[row, :length]).any():
             raise FloatingPointError(f"{loaded.model_id} answers NaN; its weights are not usable")
-        rows.append(Sampled(ids[row, :length], logprobs[row, :length], stopped))
+        rows.append(
+            Sampled(ids[row, :length], logprobs[row, :length], named[row, :length], stopped)
+        )
     return rows

@@ -15,7 +15,7 @@ from preceptor.config import RunConfig
 from preceptor.queue import connect
 
 config = RunConfig.load(Path(sys.argv[1]))
-if config.trainer.get("mismatch"):
+if config.trainer.get("student_name") == "mismatched":
     print("student and teacher have different tokenizers")
     sys.exit(2)
 # What the launcher promises a trainer: both answer.
