@@ -162,22 +162,27 @@ def load_model(
 
 
 def save_model(
-    loaded: LoadedModel, folder: Path, tensors: Mapping[str, Tensor] | None = None
+    loaded: LoadedModel,
+    folder: Path,
+    tensors: Mapping[str, Tensor] | None = None,
+    *,
+    original_names: bool = False,
 ) -> None:
     """Write weights, config, tokenizer and processor in Hugging Face layout.
 
-    Names are those of the live model, so that load_weights finds them. Tied weights are written
-    once and tied again on loading.
+    Tied weights are written once and tied again on loading.
 
     Args:
         loaded: the model.
         folder: made if missing.
         tensors: its whole state dict, where the model itself holds shards; None: the model's own.
+        original_names: name weights as the architecture's published checkpoints do, which is what
+            other programs know. Else by the live model's names, which load_weights wants.
     """
     loaded.model.save_pretrained(
         folder,
         state_dict=None if tensors is None else dict(tensors),
-        save_original_format=False,
+        save_original_format=original_names,
     )
     loaded.tokenizer.save_pretrained(folder)
     if loaded.image_processor is not None:

@@ -111,7 +111,19 @@ class RunConfig(BaseSettings):
                 range, or settings contradict each other.
         """
         values = _read_yaml(path) if path is not None else {}
-        values = _overlaid(values, _Overrides(cls, arguments)())
+        return cls._validated(_overlaid(values, _Overrides(cls, arguments)()))
+
+    @classmethod
+    def recorded(cls, path: Path) -> Self:
+        """Read the settings a run had, whatever the environment says now.
+
+        Raises:
+            ConfigError: as load.
+        """
+        return cls._validated(_read_yaml(path))
+
+    @classmethod
+    def _validated(cls, values: dict[str, Any]) -> Self:
         try:
             return cls(**values)
         except ValidationError as error:

@@ -46,8 +46,9 @@ class TrainerState:
         strikes: steps in a row beyond a guard's limit, by guard.
         running: the estimator's statistics that outlive a step; None without.
         evaluated: the step last evaluated; -1 before the first.
-        accuracy: of this very step's weights; None if they were not evaluated.
-        best: highest accuracy so far.
+        accuracy: of this very step's weights on the prompts that all evaluations have; None if
+            they were not evaluated.
+        best: highest of these so far.
         ledger_bytes, metrics_bytes: lengths of the journals.
         identity: settings a run cannot change midway, by name.
     """
@@ -154,7 +155,7 @@ class Checkpoints:
                 Nothing was changed.
         """
         damaged = []
-        for folder in self._newest_first():
+        for folder in newest_first(self._folder):
             try:
                 verify_folder(folder)
             except CorruptFolder as error:
@@ -186,7 +187,7 @@ class Checkpoints:
             self._failure = error
 
     def _prune(self) -> None:
-        found = self._newest_first()
+        found = newest_first(self._folder)
         kept = found[: self._settings.keep]
         best = best_checkpoint(found) if self._settings.keep_best else None
         for folder in found:
@@ -204,9 +205,11 @@ class Checkpoints:
                 "trainer.checkpoint.keep, or move run.dir to a larger disk"
             )
 
-    def _newest_first(self) -> list[Path]:
-        found = [path for path in self._folder.glob("[0-9]*-[0-9]*") if path.is_dir()]
-        return sorted(found, key=lambda path: [*map(int, path.name.split("-"))], reverse=True)
+
+def newest_first(folder: Path) -> list[Path]:
+    """A run's checkpoints that were sealed, damaged or not."""
+    found = [path for path in folder.glob("[0-9]*-[0-9]*") if path.is_dir()]
+    return sorted(found, key=lambda path: [*map(int, path.name.split("-"))], reverse=True)
 
 
 def read_state(folder: Path) -> TrainerState:

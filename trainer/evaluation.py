@@ -41,6 +41,7 @@ def grade(
     prompts: Sequence[Prompt],
     decode: Callable[[np.ndarray], str],
     reward: Callable[[str, str], float],
+    common: int,
 ) -> dict[str, float]:
     """Metrics of an evaluation.
 
@@ -49,9 +50,11 @@ def grade(
         prompts: what they were made from; all have answers.
         decode: response ids to text, special tokens left out.
         reward: response and answer to [0, 1].
+        common: prompts, from the first, that all evaluations of the run have.
 
     Returns:
-        accuracy (mean reward of the greedy answers; a dropped one counts 0), the same by tag as
+        accuracy (mean reward of the greedy answers; a dropped one counts 0), accuracy_common (of
+        the first `common` alone, so that evaluations can be compared), accuracy by tag as
         accuracy/TAG with prompts/TAG, and raw_kl: mean over the sampled tokens of behaviour minus
         teacher logprob, nats; tokens the teacher finds impossible (-inf) are left out and counted
         as teacher_impossible. No raw_kl when no token was scored.
@@ -60,7 +63,11 @@ def grade(
         reward(decode(group.samples[0].ids), str(prompt.answer)) if group.samples else 0.0
         for group, prompt in zip(groups, prompts, strict=False)
     ]
-    metrics: dict[str, float] = {"prompts": len(prompts), "accuracy": float(np.mean(rewards))}
+    metrics: dict[str, float] = {
+        "prompts": len(prompts),
+        "accuracy": float(np.mean(rewards)),
+        "accuracy_common": float(np.mean(rewards[:common])),
+    }
     for tag in sorted({prompt.tag for prompt in prompts} - {""}):
         chosen = [one for one, prompt in zip(rewards, prompts, strict=True) if prompt.tag == tag]
         metrics |= {f"accuracy/{tag}": float(np.mean(chosen)), f"prompts/{tag}": len(chosen)}

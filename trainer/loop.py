@@ -273,17 +273,18 @@ class Run:
         settings = self._settings.evaluation
         ends = self._step in (0, self._settings.steps)
         prompts = self._prompts.evaluation[: settings.prompts if ends else settings.interim_prompts]
+        common = settings.interim_prompts if settings.every_steps else settings.prompts
         started = time.monotonic()
         tasks = evaluation_tasks(self._maker, prompts, self._policy())
         # Each prompt twice, see evaluation_tasks.
         self._loader.issue(tasks, _teacher_prompts([*prompts, *prompts]))
         batch = self._loader.wait(queue_pb2.TASK_KIND_EVALUATION, self._step)
-        metrics = grade(batch.groups, prompts, self._decode, self._prompts.reward.score)
+        metrics = grade(batch.groups, prompts, self._decode, self._prompts.reward.score, common)
         self._loader.finish(batch)
         seconds = time.monotonic() - started
         values: dict[str, float | int | str] = {"policy": str(self._policy()), "seconds": seconds}
         self._metrics.write("evaluation", self._step, values | metrics)
-        self._evaluated, self._accuracy = self._step, metrics["accuracy"]
+        self._evaluated, self._accuracy = self._step, metrics["accuracy_common"]
         logger.info(
             "evaluation at step %d: accuracy %.3f, raw KL %.3f",
             self._step,

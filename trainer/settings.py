@@ -69,7 +69,7 @@ class EvaluationSettings(Section):
     """Steps between evaluations in between; 0: none."""
 
     interim_prompts: int = Field(128, ge=1)
-    """Prompts of an evaluation in between."""
+    """Prompts of an evaluation in between. The best checkpoint is the best on these."""
 
 
 class ScaleSettings(Section):

@@ -23,6 +23,11 @@ RANDOM_STATE = "random_state"
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
 
 
+def read_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Read some of a folder's tensors into those given, in place, by this process alone."""
+    dcp.load(tensors, checkpoint_id=str(folder), no_dist=True)
+
+
 class Snapshot:
     """One write at a time."""
 

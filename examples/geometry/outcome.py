@@ -101,7 +101,7 @@ def read_outcome(folder: Path, teacher: float, samples_per_prompt: int, seconds:
         before=evaluations[0],
         after=evaluations[-1],
         steps=len(steps),
-        tokens_scored=sum(row["tokens_with_teacher"] for row in steps)
+        tokens_scored=sum(int(row["tokens_with_teacher"]) for row in steps)
         + sum(row["tokens_scored"] for row in evaluations),
         rollouts=len(counts),
         counted_once=len(steps) == len(slots)

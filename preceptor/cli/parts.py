@@ -70,6 +70,7 @@ _COMMANDS = {
     "rollout": (ROLLOUT, "Write rollouts for the tasks of a run."),
     "train": (TRAINER, "Train the student of a run."),
 }
+_EXPORT = "Write a checkpoint of a run as a plain Hugging Face folder."
 
 
 def add_to(app: typer.Typer) -> None:
@@ -79,6 +80,7 @@ def add_to(app: typer.Typer) -> None:
         "ignore_unknown_options": True,
         "help_option_names": [],
     }
+    app.command("export", help=_EXPORT, context_settings=settings)(_export)
     for name, (program, help_text) in _COMMANDS.items():
         app.command(name, help=help_text, context_settings=settings)(_runner(program, help_text))
 
@@ -92,9 +94,14 @@ def _runner(program: Program, help_text: str) -> Callable[[typer.Context], None]
             print(settings_help(program.config_class(), (program.section, "run", "redis")))
             raise typer.Exit(0 if context.args else USAGE_EXIT_CODE)
         require(program)
-        execute(program, context.args)
+        execute(program.module, context.args)
 
     return run
+
+
+def _export(context: typer.Context) -> None:
+    require(TRAINER)
+    execute("trainer.export", context.args)
 
 
 def require(program: Program) -> None:
@@ -106,7 +113,7 @@ def require(program: Program) -> None:
         )
 
 
-def execute(program: Program, arguments: list[str]) -> NoReturn:
-    """Become the program."""
+def execute(module: str, arguments: list[str]) -> NoReturn:
+    """Become `python -m module`."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", program.module, *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
