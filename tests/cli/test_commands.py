@@ -28,7 +28,7 @@ def preceptor(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 def test_help_names_every_command():
     text = preceptor("--help").stdout
-    for command in ("up", "teacher", "rollout", "train", "score", "report", "config"):
+    for command in ("up", "teacher", "rollout", "train", "score", "report", "config", "export"):
         assert f" {command} " in text
 
 

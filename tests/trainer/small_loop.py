@@ -14,6 +14,7 @@ import redis
 from modeling.load import load_model
 from preceptor.client import TeacherClient
 from preceptor.codec import encode_ids, encode_logprobs
+from preceptor.config import as_yaml
 from preceptor.queue import RolloutQueue
 from preceptor.v1 import queue_pb2
 from tests.client.scripted_teacher import ScriptedTeacher, serving
@@ -107,6 +108,8 @@ class SmallLoop:
         config = TrainerConfig(
             run={"name": "loop", "dir": self.folder, "seed": 1}, trainer=settings
         )
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "config.yaml").write_text(as_yaml(config.resolved()))
         trainer = config.trainer
         student = Student(
             load_model(self._model), trainer.optimiser, trainer.steps, lora=trainer.lora

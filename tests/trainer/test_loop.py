@@ -130,7 +130,30 @@ def test_a_run_whose_ledger_was_cut_does_not_start(loop, worker):
         loop.run()
 
 
-def test_a_crash_undoes_what_no_checkpoint_holds(loop, worker):
+@pytest.mark.pitfall("Q7")
+def test_a_kill_after_the_step_before_its_ack_counts_each_rollout_once(loop, worker):
+    run = loop.run()
+    finish = run._loader.finish
+
+    def killed(batch):
+        if run._step == 4:
+            raise KeyboardInterrupt("killed after step 3 was trained and written down")
+        finish(batch)
+
+    run._loader.finish = killed
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    # Its groups are still in the queue, and in a ledger that no checkpoint counts on.
+    assert [row["step"] for row in loop.rows("ledger.jsonl")][-1] == 3
+    assert loop.run().run() is True
+    assert ledger(loop) == everything()
+    assert {row["step"]: row["incarnation"] for row in loop.rows("ledger.jsonl")} == {
+        0: 0, 1: 0, 2: 1, 3: 1, 4: 1,
+    }  # fmt: skip
+
+
+@pytest.mark.pitfall("Q7")
+def test_a_kill_after_the_ack_before_the_checkpoint_counts_each_rollout_once(loop, worker):
     run = loop.run()
     save, calls = run._save, []
 
