@@ -147,7 +147,7 @@ class Checkpoints:
         its step again.
 
         Args:
-            crew: gets weights and optimiser, on all ranks.
+            crew: gets weights, optimiser and running statistics, on all ranks.
             identity: settings that must be what they were.
 
         Raises:
@@ -164,7 +164,7 @@ class Checkpoints:
                 continue
             state = read_state(folder)
             _compare(folder, state.identity, identity)
-            crew.restore(folder / TENSORS)
+            crew.restore(folder / TENSORS, state.running)
             for one in damaged:
                 shutil.rmtree(one)
             return state

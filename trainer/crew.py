@@ -6,7 +6,7 @@ below is a collective: rank 0 calls the method, the others are in `follow`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -93,10 +93,18 @@ class Crew:
         """
         self._snapshot.wait()
 
-    def restore(self, folder: Path) -> None:
-        """Read tensors back, on whatever number of ranks. The caller verified the folder."""
-        self._tell(trainer_pb2.Order(restore=trainer_pb2.RestoreOrder(folder=str(folder))))
-        self._snapshot.load(folder, self.student.state())
+    def restore(self, folder: Path, running: Mapping[str, float] | None) -> None:
+        """Read tensors back, on whatever number of ranks. The caller verified the folder.
+
+        Args:
+            folder: what `save` wrote.
+            running: of the saved state, see TrainerState.
+        """
+        order = trainer_pb2.RestoreOrder(folder=str(folder))
+        if running is not None:
+            order.running.CopyFrom(trainer_pb2.RunningStatistics(**running))
+        self._tell(trainer_pb2.Order(restore=order))
+        self._restore(order)
 
     def end(self, exit_code: int) -> None:
         """The others leave with this code."""
@@ -118,7 +126,7 @@ class Crew:
                 case "save":
                     self._snapshot.start(Path(order.save.folder), self.student.state())
                 case "restore":
-                    self._snapshot.load(Path(order.restore.folder), self.student.state())
+                    self._restore(order.restore)
                 case "end":
                     self._snapshot.wait()
                     return order.end.exit_code
@@ -128,6 +136,13 @@ class Crew:
     def _tell(self, order: trainer_pb2.Order) -> None:
         if not self._world.alone:
             self._world.send_all([order.SerializeToString()] * self._world.size)
+
+    def _restore(self, order: trainer_pb2.RestoreOrder) -> None:
+        self._snapshot.load(Path(order.folder), self.student.state())
+        one = order.running
+        values = {"count": one.count, "mean": one.mean, "m2": one.m2}
+        # On every rank: each normalises its own tokens.
+        self.running = Running.from_dict(values) if order.HasField("running") else None
 
     def _train(self, share: Share) -> StepResult:
         result = train_step(

@@ -25,7 +25,6 @@ from preceptor.v1 import common_pb2, queue_pb2
 from trainer.checkpoint import Checkpoints, TrainerState, UnusableCheckpoint
 from trainer.crew import Crew
 from trainer.data import Prompt, training_indices
-from trainer.estimators.gndpo import Running
 from trainer.evaluation import evaluation_tasks, grade
 from trainer.groups import Group
 from trainer.guards import Guards
@@ -102,8 +101,6 @@ class Run:
         self._step, self._lineage = restored.step, lineage
         self._skipped_in_a_row = restored.skipped_in_a_row
         self._guards = Guards(self._settings.guards, restored.strikes)
-        if restored.running is not None:
-            crew.running = Running.from_dict(restored.running)
         self._evaluated, self._accuracy = restored.evaluated, restored.accuracy
         self._best = restored.best
         self._ledger = Journal(folder / "ledger.jsonl", restored.ledger_bytes)

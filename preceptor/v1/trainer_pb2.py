@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from preceptor.v1 import common_pb2 as preceptor_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apreceptor/v1/trainer.proto\x12\x0cpreceptor.v1\x1a\x19preceptor/v1/common.proto\"\xd9\x01\n\x0bTrainSample\x12\x14\n\x0cresponse_ids\x18\x01 \x01(\x0c\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\x02 \x01(\x0c\x12\x11\n\tloss_mask\x18\x03 \x01(\x0c\x12\x1d\n\x10teacher_logprobs\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x11\n\tnamed_ids\x18\x05 \x01(\x0c\x12\x1e\n\x16named_teacher_logprobs\x18\x06 \x01(\x0c\x12\x13\n\x06reward\x18\x07 \x01(\x01H\x01\x88\x01\x01\x42\x13\n\x11_teacher_logprobsB\t\n\x07_reward\"{\n\nTrainGroup\x12$\n\x06prompt\x18\x01 \x01(\x0b\x32\x14.preceptor.v1.Prompt\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\r\n\x05label\x18\x03 \x01(\r\x12*\n\x07samples\x18\x04 \x03(\x0b\x32\x19.preceptor.v1.TrainSample\"6\n\nMicroBatch\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.preceptor.v1.TrainGroup\"<\n\tMinibatch\x12/\n\rmicro_batches\x18\x01 \x03(\x0b\x32\x18.preceptor.v1.MicroBatch\"]\n\nTrainOrder\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12,\n\x0bminibatches\x18\x02 \x03(\x0b\x32\x17.preceptor.v1.Minibatch\x12\x13\n\x0blabel_count\x18\x03 \x01(\r\"\r\n\x0bGatherOrder\"\x0c\n\nProbeOrder\"\x1b\n\tSaveOrder\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"\x1e\n\x0cRestoreOrder\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"\x1d\n\x08\x45ndOrder\x12\x11\n\texit_code\x18\x01 \x01(\r\"\x91\x02\n\x05Order\x12)\n\x05train\x18\x01 \x01(\x0b\x32\x18.preceptor.v1.TrainOrderH\x00\x12+\n\x06gather\x18\x02 \x01(\x0b\x32\x19.preceptor.v1.GatherOrderH\x00\x12)\n\x05probe\x18\x03 \x01(\x0b\x32\x18.preceptor.v1.ProbeOrderH\x00\x12\'\n\x04save\x18\x04 \x01(\x0b\x32\x17.preceptor.v1.SaveOrderH\x00\x12-\n\x07restore\x18\x05 \x01(\x0b\x32\x1a.preceptor.v1.RestoreOrderH\x00\x12%\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x16.preceptor.v1.EndOrderH\x00\x42\x06\n\x04whatb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apreceptor/v1/trainer.proto\x12\x0cpreceptor.v1\x1a\x19preceptor/v1/common.proto\"\xd9\x01\n\x0bTrainSample\x12\x14\n\x0cresponse_ids\x18\x01 \x01(\x0c\x12\x1a\n\x12\x62\x65haviour_logprobs\x18\x02 \x01(\x0c\x12\x11\n\tloss_mask\x18\x03 \x01(\x0c\x12\x1d\n\x10teacher_logprobs\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x12\x11\n\tnamed_ids\x18\x05 \x01(\x0c\x12\x1e\n\x16named_teacher_logprobs\x18\x06 \x01(\x0c\x12\x13\n\x06reward\x18\x07 \x01(\x01H\x01\x88\x01\x01\x42\x13\n\x11_teacher_logprobsB\t\n\x07_reward\"{\n\nTrainGroup\x12$\n\x06prompt\x18\x01 \x01(\x0b\x32\x14.preceptor.v1.Prompt\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\r\n\x05label\x18\x03 \x01(\r\x12*\n\x07samples\x18\x04 \x03(\x0b\x32\x19.preceptor.v1.TrainSample\"6\n\nMicroBatch\x12(\n\x06groups\x18\x01 \x03(\x0b\x32\x18.preceptor.v1.TrainGroup\"<\n\tMinibatch\x12/\n\rmicro_batches\x18\x01 \x03(\x0b\x32\x18.preceptor.v1.MicroBatch\"]\n\nTrainOrder\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12,\n\x0bminibatches\x18\x02 \x03(\x0b\x32\x17.preceptor.v1.Minibatch\x12\x13\n\x0blabel_count\x18\x03 \x01(\r\"\r\n\x0bGatherOrder\"\x0c\n\nProbeOrder\"\x1b\n\tSaveOrder\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"<\n\x11RunningStatistics\x12\r\n\x05\x63ount\x18\x01 \x01(\x01\x12\x0c\n\x04mean\x18\x02 \x01(\x01\x12\n\n\x02m2\x18\x03 \x01(\x01\"a\n\x0cRestoreOrder\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x35\n\x07running\x18\x02 \x01(\x0b\x32\x1f.preceptor.v1.RunningStatisticsH\x00\x88\x01\x01\x42\n\n\x08_running\"\x1d\n\x08\x45ndOrder\x12\x11\n\texit_code\x18\x01 \x01(\r\"\x91\x02\n\x05Order\x12)\n\x05train\x18\x01 \x01(\x0b\x32\x18.preceptor.v1.TrainOrderH\x00\x12+\n\x06gather\x18\x02 \x01(\x0b\x32\x19.preceptor.v1.GatherOrderH\x00\x12)\n\x05probe\x18\x03 \x01(\x0b\x32\x18.preceptor.v1.ProbeOrderH\x00\x12\'\n\x04save\x18\x04 \x01(\x0b\x32\x17.preceptor.v1.SaveOrderH\x00\x12-\n\x07restore\x18\x05 \x01(\x0b\x32\x1a.preceptor.v1.RestoreOrderH\x00\x12%\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x16.preceptor.v1.EndOrderH\x00\x42\x06\n\x04whatb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,10 +48,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROBEORDER']._serialized_end=656
   _globals['_SAVEORDER']._serialized_start=658
   _globals['_SAVEORDER']._serialized_end=685
-  _globals['_RESTOREORDER']._serialized_start=687
-  _globals['_RESTOREORDER']._serialized_end=717
-  _globals['_ENDORDER']._serialized_start=719
-  _globals['_ENDORDER']._serialized_end=748
-  _globals['_ORDER']._serialized_start=751
-  _globals['_ORDER']._serialized_end=1024
+  _globals['_RUNNINGSTATISTICS']._serialized_start=687
+  _globals['_RUNNINGSTATISTICS']._serialized_end=747
+  _globals['_RESTOREORDER']._serialized_start=749
+  _globals['_RESTOREORDER']._serialized_end=846
+  _globals['_ENDORDER']._serialized_start=848
+  _globals['_ENDORDER']._serialized_end=877
+  _globals['_ORDER']._serialized_start=880
+  _globals['_ORDER']._serialized_end=1153
 # @@protoc_insertion_point(module_scope)

@@ -73,11 +73,23 @@ class SaveOrder(_message.Message):
     folder: str
     def __init__(self, folder: _Optional[str] = ...) -> None: ...
 
+class RunningStatistics(_message.Message):
+    __slots__ = ("count", "mean", "m2")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    M2_FIELD_NUMBER: _ClassVar[int]
+    count: float
+    mean: float
+    m2: float
+    def __init__(self, count: _Optional[float] = ..., mean: _Optional[float] = ..., m2: _Optional[float] = ...) -> None: ...
+
 class RestoreOrder(_message.Message):
-    __slots__ = ("folder",)
+    __slots__ = ("folder", "running")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
     folder: str
-    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+    running: RunningStatistics
+    def __init__(self, folder: _Optional[str] = ..., running: _Optional[_Union[RunningStatistics, _Mapping]] = ...) -> None: ...
 
 class EndOrder(_message.Message):
     __slots__ = ("exit_code",)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,31 +11,12 @@ from safetensors.torch import load_file
 
 from tests.tiny_models import make_llama, make_llava
 from tests.trainer import rank_scenarios
+from tests.trainer.rank_processes import run_to_end
 from tests.trainer.rank_scenarios import LEARNING_RATE, SCENARIOS
-from trainer.ranks import loopback
-from trainer.world import STORE_VARIABLE, World
+from trainer.world import World
 
 pytestmark = pytest.mark.slow
 RANKS = (2, 4)
-
-
-def start(arguments, ranks, folder):
-    environment = os.environ | {
-        STORE_VARIABLE: str(folder / "store"),
-        "WORLD_SIZE": str(ranks),
-        "GLOO_SOCKET_IFNAME": loopback(),
-        "OMP_NUM_THREADS": "1",
-    }
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +32,7 @@ def results(models, tmp_path_factory) -> dict[int, Path]:
     given = [f"{name}={path}" for name, path in models.items()]
     for ranks in RANKS:
         place = folder / str(ranks)
-        place.mkdir()
-        parts = start(["tests.trainer.rank_scenarios", str(place / "out"), *given], ranks, place)
-        try:
-            outputs = [part.communicate(timeout=240)[0] for part in parts]
-        finally:
-            for part in parts:
-                part.kill()
-        assert [part.returncode for part in parts] == [0] * ranks, "\n".join(outputs)[-3000:]
+        run_to_end(["tests.trainer.rank_scenarios", str(place / "out"), *given], ranks, place)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for name, scenario in SCENARIOS.items():
