@@ -51,13 +51,15 @@ class SmallRun:
         return [row["step"] for row in self.rows("metrics.jsonl") if row["event"] == "step"]
 
 
-def make_run(folder: Path, steps: int, **trainer: object) -> SmallRun:
+def make_run(
+    folder: Path, steps: int, launch: dict[str, object] | None = None, **trainer: object
+) -> SmallRun:
     """Prompts and RUN.yaml of a run of `steps` steps of 6 prompts x 2 samples."""
     train, evaluation = write_prompts(folder / "data", seed=0, train=60, evaluation=12)
     models = ROOT / "examples" / "geometry" / "models"
     settings = {
         "run": {"name": "small", "dir": str(folder / "run"), "seed": 3},
-        "launch": {"restart_backoff_seconds": 0.2, "restart_budget": 20},
+        "launch": {"restart_backoff_seconds": 0.2, "restart_budget": 20} | (launch or {}),
         "redis": {"lease_seconds": 2.0},
         "teacher": {"model": str(models / "teacher"), "threads": 1},
         "rollout": {"model": str(models / "student"), "threads": 1},
