@@ -63,8 +63,10 @@ def test_ranks_agree_with_one_process(results, name, ranks):
     metrics, tensors = outcome(results[ranks], name)
     for step, values in enumerate(wanted_metrics):
         assert metrics[step].keys() == values.keys()
+        # Later steps start from weights that may differ as far as is allowed below.
+        tolerance = 1e-6 if step == 0 else 1e-4
         for key, value in values.items():
-            assert metrics[step][key] == pytest.approx(value, rel=1e-4, abs=2e-6), key
+            assert metrics[step][key] == pytest.approx(value, rel=tolerance, abs=tolerance), key
     scale = max(1.0, *(float(one.abs().max()) for one in wanted.values()))
     assert largest_difference(wanted, tensors, "gradients") < 1e-6 * scale
     adam = scenario.settings.get("optimiser", {}).get("name") != "sgd"
