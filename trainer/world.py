@@ -99,7 +99,11 @@ def join(device: str, sharded: bool) -> World:
         rank = int(os.environ["RANK"])
         dist.init_process_group(BACKENDS[kind], store=store, rank=rank, world_size=size)
     else:
-        dist.init_process_group(BACKENDS[kind])
+        store, rank, size = next(dist.rendezvous("env://"))
+        # Restarted ranks get the store of those before, with the addresses of the dead in it.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt-{attempt}", store)
+        dist.init_process_group(BACKENDS[kind], store=store, rank=rank, world_size=size)
     mesh = init_device_mesh(kind, (size,))
     if size == 1:
         return World(0, 1, mesh)
