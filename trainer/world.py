@@ -92,6 +92,7 @@ def join(device: str, sharded: bool) -> World:
     if size == 1 and not sharded:
         return World(0, 1)
     kind = torch.device(device).type
+    store: dist.Store
     if size == 1:
         dist.init_process_group(BACKENDS[kind], store=dist.HashStore(), rank=0, world_size=1)
     elif STORE_VARIABLE in os.environ:
