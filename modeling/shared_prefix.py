@@ -6,7 +6,8 @@ enabled, gradients flow through the repeated cache into the prompt.
 
 Alignment, once and for ever: value i of a response is log p(response[i] | prompt, response[:i]).
 The prompt's last position predicts response[0]. `_response_hidden` does that shift for the shared
-path and `_plain_hidden` for its reference; nothing else in the code shifts.
+path and `_plain_hidden` for its reference; packed.py and padded.py do it for theirs and nobody else
+shifts.
 """
 
 from __future__ import annotations
